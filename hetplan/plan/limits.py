@@ -1,0 +1,58 @@
+"""The space of plans a search may return and a check accepts: user switches and what an engine can run.
+
+`Limits` is data; `check` refuses a layout outside them and the search never builds one. An engine's capability
+profile is the `Limits` named after it in `ENGINES`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+from hetplan.plan.records import ScheduleName
+from hetplan.specs.workload import RECOMPUTES, SHARDINGS, Recompute, Sharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """What a layout may be. None: any value."""
+
+    tp: tuple[int, ...] | None = None
+    pp: tuple[int, ...] | None = None
+    cp: tuple[int, ...] = (1,)
+    ep: tuple[int, ...] | None = None
+    stage_dp: tuple[int, ...] = (1,)
+    """Sample-splitting inside a stage (a stage's own `dp` axis). Expert parallelism widens it as it needs."""
+    microbatch: tuple[int, ...] | None = None
+    recompute: tuple[Recompute, ...] = RECOMPUTES
+    sharding: tuple[Sharding, ...] = SHARDINGS
+    schedules: tuple[ScheduleName, ...] = ("1f1b",)
+    max_shapes: int | None = None
+    """Different replica shapes (rows of `Layout.replicas`)."""
+    uniform_degrees: bool = False
+    """Every stage has the same tp, cp, dp, ep and recompute."""
+    equal_cuts: bool = False
+    """Stages hold equal numbers of decoder layers."""
+    uniform_microbatches: bool = False
+    """Every replica takes the same microbatch size and count."""
+    tp_within_node: bool = True
+    """Tensor-parallel groups stay inside one fast-link domain."""
+    min_decoder_layers: int = 0
+    """Decoder layers every stage must hold."""
+    pinned_layers: tuple[int, ...] | None = None
+    """Decoder layers of each stage, in order, given by the user."""
+    exclude: frozenset[str] = frozenset()
+    """Groups that must not be used."""
+
+
+ENGINES: Mapping[str, Limits] = MappingProxyType(
+    {
+        "hetplan": Limits(),
+        "megatron": Limits(max_shapes=1, uniform_degrees=True, uniform_microbatches=True),
+        "torchtitan": Limits(max_shapes=1, uniform_degrees=True, uniform_microbatches=True),
+        "flagscale": Limits(max_shapes=1, uniform_microbatches=True, stage_dp=(1, 2, 4, 8)),
+        "hexiscale": Limits(uniform_microbatches=False, recompute=("none", "full"), sharding=("none",)),
+        "deepspeed": Limits(max_shapes=1, uniform_degrees=True, uniform_microbatches=True, equal_cuts=False),
+    }
+)

@@ -1,0 +1,83 @@
+"""Numbers that turn datasheet peaks into seconds: measured, fitted, or assumed when nothing better is known.
+
+A calibration file overrides datasheet and cluster file alike. Constants are per device kind and software stack, few
+and physical, so that they can be fitted from a handful of observed runs; each carries where it came from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Origin = Literal["measured", "fitted", "datasheet", "assumed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DeviceConstants:
+    """How one device kind turns work into time. The defaults are assumptions, marked as such by `origin`."""
+
+    gemm_peak_fraction: float = 0.78
+    """Fraction of the dense peak a large, well-shaped GEMM reaches."""
+    gemm_half_flop: float = 2.0e9
+    """FLOPs of a GEMM that reaches half of that fraction (launch and tile quantisation)."""
+    misaligned_penalty: float = 0.12
+    """Fraction of speed lost when a GEMM dimension is not a multiple of 64 elements (twice that: of 8)."""
+    attention_fraction: float = 0.45
+    """Fraction of the dense peak fused attention reaches."""
+    memory_fraction: float = 0.80
+    """Fraction of the memory bandwidth that elementwise work reaches."""
+    layer_overhead_s: float = 20e-6
+    """Host and launch time a layer adds to one forward pass (twice that to a backward pass) of small layers."""
+    link_fraction: float = 0.80
+    """Fraction of the nominal bandwidth collectives reach inside a node."""
+    link_latency_s: float = 8e-6
+    """Latency of one collective step inside a node."""
+    memory_overhead_fraction: float = 0.04
+    """Allocator overhead, as a fraction of activations and buffers."""
+    reserve_bytes: float = 1.5e9
+    """Memory the driver, the framework and communication libraries hold."""
+    origin: Origin = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkConstants:
+    """How one network turns bytes into time."""
+
+    bandwidth_fraction: float = 0.85
+    """Fraction of the nominal NIC bandwidth large messages reach."""
+    latency_s: float | None = None
+    """Overrides the cluster file's latency."""
+    origin: Origin = "assumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """What hides behind what."""
+
+    gradients: float = 0.8
+    """Fraction of the last microbatch's backward pass that can hide gradient synchronisation."""
+    gathers: bool = True
+    """Fully sharded layers fetch the next layer's weights while one computes."""
+    tp_fraction: float = 0.0
+    """Fraction of tensor-parallel communication hidden behind compute."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Calibration:
+    """Constants by device name and network name; what is missing falls back to the assumed defaults."""
+
+    devices: Mapping[str, DeviceConstants] = field(default_factory=dict)
+    networks: Mapping[str, NetworkConstants] = field(default_factory=dict)
+    overlap: Overlap = field(default_factory=Overlap)
+    relative_error: float | None = None
+    """Expected relative error of a predicted step time, where the calibration states one."""
+    provenance: Mapping[str, str] = field(default_factory=dict)
+
+    def device(self, name: str) -> DeviceConstants:
+        """Return the constants of a device kind."""
+        return self.devices.get(name, DeviceConstants())
+
+    def network(self, name: str) -> NetworkConstants:
+        """Return the constants of a network."""
+        return self.networks.get(name, NetworkConstants())
