@@ -29,9 +29,11 @@ class Limits:
     sharding: tuple[Sharding, ...] = SHARDINGS
     schedules: tuple[ScheduleName, ...] = ("1f1b",)
     max_shapes: int | None = None
-    """Different replica shapes (rows of `Layout.replicas`)."""
+    """Rows of `Layout.replicas`."""
     uniform_degrees: bool = False
-    """Every stage has the same tp, cp, dp, ep and recompute."""
+    """Every stage of every replica has the same tp, cp, dp, ep and recompute."""
+    uniform_cuts: bool = False
+    """Every replica has the same cut (decoder layers by stage position), whatever group its stages run on."""
     equal_cuts: bool = False
     """Stages hold equal numbers of decoder layers."""
     uniform_microbatches: bool = False
@@ -49,10 +51,10 @@ class Limits:
 ENGINES: Mapping[str, Limits] = MappingProxyType(
     {
         "hetplan": Limits(),
-        "megatron": Limits(max_shapes=1, uniform_degrees=True, uniform_microbatches=True),
-        "torchtitan": Limits(max_shapes=1, uniform_degrees=True, uniform_microbatches=True),
-        "flagscale": Limits(max_shapes=1, uniform_microbatches=True, stage_dp=(1, 2, 4, 8)),
-        "hexiscale": Limits(uniform_microbatches=False, recompute=("none", "full"), sharding=("none",)),
-        "deepspeed": Limits(max_shapes=1, uniform_degrees=True, uniform_microbatches=True, equal_cuts=False),
+        "megatron": Limits(uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True),
+        "torchtitan": Limits(uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True),
+        "flagscale": Limits(uniform_cuts=True, uniform_microbatches=True, stage_dp=(1, 2, 4, 8)),
+        "hexiscale": Limits(recompute=("none", "full"), sharding=("none",)),
+        "deepspeed": Limits(uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True),
     }
 )
