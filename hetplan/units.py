@@ -1,0 +1,246 @@
+"""Quantities with units: text a person writes <-> floats in base units, and floats -> text a person reads.
+
+Base units are B, B/s, s, FLOP/s, W, USD/h and USD/B. `K M G T P E` are powers of 1000, `Ki Mi Gi Ti Pi` powers of
+1024; a bit is 1/8 byte. A number without a unit is refused: there is no right guess between GB and GiB.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import islice
+from typing import Literal
+
+from hetplan.errors import UsageError
+
+UnitKind = Literal["bytes", "bytes/s", "s", "flop/s", "W", "USD/h", "USD/B"]
+
+_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
+_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_NUMBER = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?)\s*(.*)", re.DOTALL)
+_NOT_A_NUMBER = re.compile(r"[+-]?\.?(nan|inf(inity)?)\b", re.IGNORECASE)
+_MAX_TEXT = 64
+_MAX_NAMES = 2000
+"""Near matches are looked for among this many names, so that a message never takes long to make."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Kind:
+    """The units of one kind of quantity, with the smallest non-zero and the largest value that makes sense."""
+
+    what: str
+    example: str
+    units: Mapping[str, float]
+    smallest: float
+    largest: float
+
+
+def _byte_units(suffix: str = "") -> dict[str, float]:
+    """Decimal and binary multiples of a byte, each followed by `suffix`."""
+    return {f"{prefix}B{suffix}": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+
+
+def _rate_units() -> dict[str, float]:
+    """Bytes and bits a second."""
+    bits = {f"{prefix}bit/s": factor / 8 for prefix, factor in (_DECIMAL | _BINARY).items()}
+    bps = {f"{prefix}bps": factor / 8 for prefix, factor in _DECIMAL.items()}
+    return _byte_units("/s") | bits | bps
+
+
+def _flop_units() -> dict[str, float]:
+    """FLOP/s as datasheets and papers write it."""
+    names = ("FLOP/s", "FLOPS", "FLOPs", "flop/s")
+    return {f"{prefix}{name}": factor for name in names for prefix, factor in _DECIMAL.items()}
+
+
+_KINDS: Mapping[UnitKind, _Kind] = {
+    "bytes": _Kind(what="a size", example="80 GiB", units=_byte_units(), smallest=1.0, largest=1e18),
+    "bytes/s": _Kind(what="a bandwidth", example="200 Gbit/s", units=_rate_units(), smallest=1.0, largest=1e18),
+    "s": _Kind(
+        what="a time",
+        example="5 us",
+        units={"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+        smallest=1e-12,
+        largest=1e10,
+    ),
+    "flop/s": _Kind(what="a speed", example="312 TFLOP/s", units=_flop_units(), smallest=1.0, largest=1e21),
+    "W": _Kind(what="a power", example="400 W", units={"W": 1.0, "kW": 1e3, "mW": 1e-3}, smallest=1e-3, largest=1e8),
+    "USD/h": _Kind(what="a price", example="1.89 USD/h", units={"USD/h": 1.0}, smallest=1e-9, largest=1e9),
+    "USD/B": _Kind(
+        what="a price of traffic",
+        example="0.02 USD/GB",
+        units={f"USD/{unit}": 1.0 / factor for unit, factor in _byte_units().items()},
+        smallest=1e-24,
+        largest=1.0,
+    ),
+}
+
+
+def parse_quantity(text: str, kind: UnitKind) -> float:
+    """Return `text` (`80 GiB`, `200 Gbit/s`, `5 us`) in the base unit of `kind`.
+
+    Raises:
+        UsageError: no number, no unit, a unit of another kind, a negative, non-finite or senseless value.
+    """
+    spec = _KINDS[kind]
+    wanted = f"expected {spec.what} such as '{spec.example}'"
+    text = text.strip()
+    if len(text) > _MAX_TEXT:
+        raise UsageError(f"{wanted}, found {len(text)} characters")
+    match = _NUMBER.fullmatch(text)
+    if _NOT_A_NUMBER.match(text):
+        raise UsageError(f"{wanted}, found {show(text)}, which is not a finite number")
+    if match is None:
+        raise UsageError(f"{wanted}, found {show(text)}")
+    number, unit = match.groups()
+    if not unit:
+        raise UsageError(f"{wanted}, found {show(number)} without a unit")
+    if unit not in spec.units:
+        raise UsageError(f"{wanted}, found the unit {show(unit)}{_unit_hint(unit, spec)}")
+    value = float(number) * spec.units[unit]
+    _refuse_senseless(value, text, spec)
+    return value
+
+
+def _refuse_senseless(value: float, text: str, spec: _Kind) -> None:
+    """Raise for what no datasheet can say."""
+    if value < 0:
+        raise UsageError(f"{spec.what} cannot be negative, found {show(text)}")
+    if not value <= spec.largest:
+        raise UsageError(f"{show(text)} is too large for {spec.what}")
+    if 0 < value < spec.smallest:
+        raise UsageError(f"{show(text)} is too small for {spec.what}")
+
+
+def _unit_hint(unit: str, spec: _Kind) -> str:
+    """Name the unit that was probably meant, or the ones there are."""
+    same_letters = [known for known in spec.units if known.lower() == unit.lower()]
+    if "B/s" in spec.units and re.fullmatch(r"[kKMGTP]b(/s)?", unit):
+        return f"; write '{unit[0]}bit/s' or '{unit[0]}B/s'"
+    close = same_letters or difflib.get_close_matches(unit, spec.units, 1, 0.5)
+    return f"; did you mean '{close[0]}'?" if close else ""
+
+
+def quantity_text(value: float, kind: UnitKind) -> str:
+    """Return the shortest text that `parse_quantity` turns back into exactly `value`."""
+    best = ""
+    for unit, factor in _KINDS[kind].units.items():
+        if not unit.isascii():
+            continue
+        text = f"{_number_text(value / factor)} {unit}"
+        exact = float(text.split()[0]) * factor == value
+        if exact and (not best or len(text) < len(best)):
+            best = text
+    return best
+
+
+def _number_text(value: float) -> str:
+    """`repr`, without the `.0` of whole numbers."""
+    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+
+
+def show(value: str, limit: int = 60) -> str:
+    """Return `value` quoted for a message: one line, control characters escaped, cut after `limit` characters."""
+    text = escape(value[: limit + 1])
+    return "'" + (text if len(text) <= limit else text[: limit - 3] + "...") + "'"
+
+
+def hint(word: str, known: Iterable[str]) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing when none is near."""
+    if len(word) > _MAX_TEXT:
+        return ""
+    names = [name for name in islice(known, _MAX_NAMES) if len(name) <= _MAX_TEXT]
+    same_letters = [name for name in names if name.casefold() == word.casefold()]
+    close = same_letters or difflib.get_close_matches(word, names, 1, 0.6)
+    return f"; did you mean {show(close[0])}?" if close else ""
+
+
+def escape(value: str) -> str:
+    """Return `value` with everything unprintable escaped, so that it stays on one line."""
+    if value.isprintable():
+        return value
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in value)
+
+
+def format_bytes(num_bytes: float) -> str:
+    """`79.15 GiB`, `512 MiB`, `12 B`."""
+    size = abs(num_bytes)
+    for unit in ("TiB", "GiB", "MiB", "KiB"):
+        factor = _BINARY[unit[:2]]
+        if size >= factor and not (unit == "TiB" and size < 10 * factor):
+            return f"{_significant(num_bytes / factor)} {unit}"
+    return f"{num_bytes:.0f} B"
+
+
+def format_seconds(seconds: float) -> str:
+    """`1.234 s`, `12.3 ms`, `5 us`, `3 min 20 s`, `2 h 05 min`."""
+    size = abs(seconds)
+    if size >= 3600:
+        minutes = round(seconds / 60)
+        return f"{minutes // 60} h {minutes % 60:02d} min"
+    if size >= 120:
+        whole = round(seconds)
+        return f"{whole // 60} min {whole % 60:02d} s"
+    if size >= 1 or size == 0:
+        return f"{seconds:.4g} s"
+    for unit, factor in (("ms", 1e-3), ("us", 1e-6)):
+        if size >= factor:
+            return f"{seconds / factor:.4g} {unit}"
+    return f"{seconds / 1e-9:.4g} ns"
+
+
+def format_rate(bytes_per_s: float) -> str:
+    """`25 GB/s`, in decimal units as datasheets write them."""
+    return f"{_with_prefix(bytes_per_s)}B/s"
+
+
+def format_bits(bytes_per_s: float) -> str:
+    """`200 Gbit/s`, as network cards are sold."""
+    return f"{_with_prefix(8 * bytes_per_s)}bit/s"
+
+
+def format_flop_rate(flop_per_s: float) -> str:
+    """`312 TFLOP/s`."""
+    return f"{_with_prefix(flop_per_s)}FLOP/s"
+
+
+def format_power(watts: float) -> str:
+    """`400 W`, `6.5 kW`, `1.2 MW`."""
+    return f"{_with_prefix(watts)}W"
+
+
+def format_energy(joules: float) -> str:
+    """`1.5 MJ`."""
+    return f"{_with_prefix(joules)}J"
+
+
+def format_usd(usd: float) -> str:
+    """`$12.34`; amounts under a dollar keep three significant digits."""
+    size = abs(usd)
+    if size == 0 or size >= 1:
+        return f"${usd:,.2f}"
+    return f"${_significant(usd)}" if size >= 1e-4 else f"${usd:.2e}"
+
+
+def format_count(count: float) -> str:
+    """`1.31 M`, `175 G`: a plain number with a decimal prefix."""
+    return _with_prefix(count).rstrip()
+
+
+def _with_prefix(value: float) -> str:
+    """Three significant digits, a space and a decimal prefix."""
+    size = abs(value)
+    for prefix in ("E", "P", "T", "G", "M", "k"):
+        if size >= _DECIMAL[prefix] * 0.9995:
+            return f"{_significant(value / _DECIMAL[prefix])} {prefix}"
+    return f"{_significant(value)} "
+
+
+def _significant(value: float) -> str:
+    """Two decimals under 100, one above, none above 1000, zeros at the end dropped."""
+    size = abs(value)
+    decimals = 0 if size >= 1000 else 1 if size >= 100 else 2 if size >= 1 or size == 0 else 4
+    text = f"{value:.{decimals}f}"
+    return text.rstrip("0").rstrip(".") if "." in text else text
