@@ -1,0 +1,132 @@
+"""Who does what: a layout as one table, a section for each replica shape, a row for each stage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+
+from hetplan.plan.records import Estimate, Layout, Replica, Stage, StageEstimate
+from hetplan.report.nodes import hostlist, nodes_of
+from hetplan.report.tables import bar, percent, table
+from hetplan.specs.cluster import Cluster
+from hetplan.specs.model import Model
+from hetplan.units import format_seconds
+
+MOST_ROWS = 24
+"""Above this many stages, neighbours that differ only in their nodes share a row."""
+
+_HEADERS = ("stage", "group", "nodes", "layers", "tp", "dp", "cp", "ep", "recompute", "a microbatch", "memory")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageRow:
+    """One physical stage, or a run of stages that look alike."""
+
+    first: int
+    last: int
+    stage: Stage
+    nodes: tuple[str, ...]
+    layers: tuple[int, ...]
+    """Decoder layers of each virtual stage."""
+    microbatch_s: float
+    memory: float
+    """Peak over capacity."""
+
+    @property
+    def looks(self) -> tuple[object, ...]:
+        """What stages of one run have in common."""
+        stage = self.stage
+        return (stage.group, stage.tp, stage.dp, stage.cp, stage.ep, stage.recompute, self.layers)
+
+
+def layout_table(layout: Layout, estimate: Estimate, cluster: Cluster, model: Model, *, full: bool = False) -> str:
+    """Return the table of replica shapes and stages; `full` never joins rows."""
+    shapes = [list(_stage_rows(i, replica, estimate, cluster, model)) for i, replica in enumerate(layout.replicas)]
+    if not full and sum(map(len, shapes)) > MOST_ROWS:
+        shapes = [_join(rows) for rows in shapes]
+    shown = _shown_degrees(layout)
+    rows: list[Sequence[str] | str] = []
+    for i, (replica, stages) in enumerate(zip(layout.replicas, shapes, strict=True)):
+        rows.append(f"{shape_name(i)}: {replica_text(replica)}")
+        rows += [_cells(row, shown) for row in stages]
+    return table(_HEADERS, rows, shrink="nodes")
+
+
+def shape_name(index: int) -> str:
+    """Return the letter a replica shape goes by: A, B .. Z, A1 .."""
+    letter = chr(ord("A") + index % 26)
+    return letter if index < 26 else f"{letter}{index // 26}"
+
+
+def replica_text(replica: Replica) -> str:
+    """Return what one replica shape does in words."""
+    copies = f"{replica.copies} copies, each" if replica.copies > 1 else "1 copy with"
+    samples = _count(replica.microbatch, "sample")
+    parts = f", {replica.vpp} parts a stage" if replica.vpp > 1 else ""
+    return f"{copies} {_count(replica.num_microbatches, 'microbatch', 'es')} of {samples}{parts}"
+
+
+def _count(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"
+
+
+def decoder_layers(model: Model, stage: Stage) -> int:
+    """Return how many decoder layers a stage holds."""
+    return sum(layer.kind == "decoder" for layer in model.chain[stage.first_layer : stage.end_layer])
+
+
+def _stage_rows(
+    index: int, replica: Replica, estimate: Estimate, cluster: Cluster, model: Model
+) -> Iterator[_StageRow]:
+    found: dict[int, StageEstimate] = {row.stage: row for row in estimate.stages if row.replica == index}
+    for i, stage in enumerate(replica.stages[: replica.pp]):
+        use = found[i]
+        yield _StageRow(
+            first=i,
+            last=i,
+            stage=stage,
+            nodes=nodes_of(cluster.group(stage.group), stage.devices),
+            layers=tuple(decoder_layers(model, part) for part in replica.stages[i :: replica.pp]),
+            microbatch_s=use.forward_s + use.backward_s,
+            memory=use.memory.total_bytes / use.capacity_bytes,
+        )
+
+
+def _join(rows: list[_StageRow]) -> list[_StageRow]:
+    """Return runs of stages that look alike as one row with the slowest time and the fullest memory."""
+    joined = []
+    for _, run in groupby(rows, key=lambda row: row.looks):
+        alike = list(run)
+        joined.append(
+            _StageRow(
+                first=alike[0].first,
+                last=alike[-1].last,
+                stage=alike[0].stage,
+                nodes=tuple(dict.fromkeys(node for row in alike for node in row.nodes)),
+                layers=alike[0].layers,
+                microbatch_s=max(row.microbatch_s for row in alike),
+                memory=max(row.memory for row in alike),
+            )
+        )
+    return joined
+
+
+def _shown_degrees(layout: Layout) -> set[str]:
+    """Degrees that are not 1 everywhere; tp is always shown."""
+    stages = [stage for replica in layout.replicas for stage in replica.stages]
+    return {"tp"} | {name for name in ("dp", "cp", "ep") if any(getattr(stage, name) > 1 for stage in stages)}
+
+
+def _cells(row: _StageRow, shown: set[str]) -> tuple[str, ...]:
+    degrees = (str(getattr(row.stage, name)) if name in shown else "" for name in ("tp", "dp", "cp", "ep"))
+    return (
+        str(row.first) if row.first == row.last else f"{row.first}-{row.last}",
+        row.stage.group,
+        hostlist(row.nodes),
+        "+".join(map(str, row.layers)),
+        *degrees,
+        row.stage.recompute,
+        format_seconds(row.microbatch_s),
+        f"{percent(row.memory).rjust(5)} {bar(row.memory, 8)}",
+    )

@@ -1,0 +1,122 @@
+"""What a search found, as text: the plan, how it compares, and why the others lost."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from hetplan.plan.records import Estimate, Layout, Replica
+from hetplan.report.estimates import PART_WORDS, origin_notes, summary, time_parts, time_table
+from hetplan.report.layouts import layout_table
+from hetplan.report.tables import bullets, join_sections, percent, section, table
+from hetplan.search.records import Alternative, Candidate, SearchResult
+from hetplan.specs.cluster import Cluster
+from hetplan.specs.model import Model
+from hetplan.units import format_count, format_seconds, format_usd
+
+
+def search_text(result: SearchResult, cluster: Cluster, model: Model, *, full: bool = False) -> str:
+    """Return the whole answer of a search."""
+    best = result.best
+    return join_sections(
+        [
+            layout_table(best.layout, best.estimate, cluster, model, full=full),
+            summary(best.estimate, result.proof),
+            time_table(best.estimate),
+            section("Compared with", comparison_table(result)),
+            section("Next best", bullets(runner_up_notes(best, result.runners_up if full else result.runners_up[:1]))),
+            section("Notes", bullets(_notes(result, cluster, full=full))),
+        ]
+    )
+
+
+def comparison_table(result: SearchResult) -> str:
+    """Return the answer beside the best plan of each simpler kind."""
+    if not result.alternatives:
+        return ""
+    best = result.best.estimate
+    headers = ("plan", "step time", "tokens/s", "cost a step", "speed-up of this plan", "")
+    others = [(other.name, *_alternative_cells(other, best)) for other in result.alternatives]
+    lines = table(headers, [("this plan", *_speed_cells(best, best), ""), *others])
+    if result.hetero_efficiency is None:
+        return lines
+    together = percent(result.hetero_efficiency)
+    return f"{lines}\nhetero efficiency {together}: throughput over the sum of each device type alone"
+
+
+def _alternative_cells(other: Alternative, best: Estimate) -> tuple[str, ...]:
+    if other.candidate is None:
+        return ("-", "-", "", "-", other.reason or "nothing fits")
+    return (*_speed_cells(other.candidate.estimate, best), other.reason)
+
+
+def _speed_cells(estimate: Estimate, best: Estimate) -> tuple[str, str, str, str]:
+    usd = estimate.usd_per_step
+    return (
+        format_seconds(estimate.step_s),
+        format_count(estimate.tokens_per_s),
+        format_usd(usd) if usd is not None else "",
+        f"{estimate.step_s / best.step_s:.2f}x",
+    )
+
+
+def runner_up_notes(best: Candidate, others: Sequence[Candidate]) -> list[str]:
+    """Return one sentence for each runner-up: what it is and why it lost."""
+    return [f"{layout_words(other.layout)}: {why_it_lost(best.estimate, other.estimate)}" for other in others]
+
+
+def layout_words(layout: Layout) -> str:
+    """Return a layout in one line: `2x (8a100 tp8 + 4v100 tp4), 16 x 4 samples, full recompute, optimizer sharded`."""
+    shapes = "; ".join(_replica_words(replica) for replica in layout.replicas)
+    sharding = "nothing sharded" if layout.sharding == "none" else f"{layout.sharding} sharded"
+    return f"{shapes}; {sharding}"
+
+
+def _replica_words(replica: Replica) -> str:
+    stages = []
+    for stage in replica.stages[: replica.pp]:
+        degrees = "".join(
+            f" {name}{degree}" for name in ("tp", "dp", "cp", "ep") if (degree := getattr(stage, name)) > 1
+        )
+        recompute = "" if stage.recompute == "none" else f" {stage.recompute} recompute"
+        stages.append(f"{stage.group}{degrees}{recompute}")
+    return f"{replica.copies}x ({_folded(stages)}), {replica.num_microbatches} microbatches of {replica.microbatch}"
+
+
+def _folded(stages: Sequence[str]) -> str:
+    """Return equal neighbours written once with their count."""
+    runs: list[tuple[str, int]] = []
+    for text in stages:
+        if runs and runs[-1][0] == text:
+            runs[-1] = (text, runs[-1][1] + 1)
+        else:
+            runs.append((text, 1))
+    return " -> ".join(text if count == 1 else f"{count} x {text}" for text, count in runs)
+
+
+def why_it_lost(best: Estimate, other: Estimate) -> str:
+    """Return by how much `other` is slower and which parts of the step grew."""
+    slower = other.step_s / best.step_s - 1.0
+    if slower <= 0:
+        return "as fast, but less simple" if slower > -1e-6 else f"{percent(-slower)} faster, but less simple"
+    before = dict(time_parts(best.parts))
+    grown = [(seconds - before[name], name) for name, seconds in time_parts(other.parts) if seconds > before[name]]
+    worst = sorted(grown, reverse=True)[:2]
+    parts = ", ".join(f"{PART_WORDS[name]} +{format_seconds(more)}" for more, name in worst)
+    return f"{percent(slower)} slower ({parts})"
+
+
+def _notes(result: SearchResult, cluster: Cluster, *, full: bool) -> list[str]:
+    idle = cluster.num_devices - result.best.layout.num_devices
+    notes = [f"{idle} of {cluster.num_devices} devices stay idle"] if idle > 0 else []
+    if result.proof.status == "limit":
+        notes.append("the time limit cut the search short: another run may end elsewhere")
+    notes.append(f"space searched: {result.space}; {format_seconds(result.search_s)}, effort {result.proof.effort:.3g}")
+    if full:
+        notes += dropped_notes(result.dropped)
+    return notes + origin_notes(result.best.estimate)
+
+
+def dropped_notes(dropped: Mapping[str, int]) -> list[str]:
+    """Return one sentence for each reason candidates were dropped for, the most frequent first."""
+    ordered = sorted(dropped.items(), key=lambda item: (-item[1], item[0]))
+    return [f"{count} candidates dropped: {reason}" for reason, count in ordered if count]
