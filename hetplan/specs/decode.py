@@ -3,45 +3,21 @@
 `read_document` loads a file safely and returns the `Fields` of its root mapping. A reader takes each key it knows
 with a typed method and calls `finish()`, which refuses keys nobody asked for, with a near match.
 
-Only the typed methods give a plain scalar its meaning: `on`, `no`, `12:30` and `010` never turn into something else
-on the way. A key whose value is empty or `null` counts as an error, not as absent.
+A key whose value is empty or `null` counts as an error, not as absent.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Iterable, Sequence
-from enum import Enum
 from pathlib import Path
-from typing import Literal, TypeVar, overload
 
-from hetplan.errors import HetplanError, Location, SpecError
-from hetplan.specs.nodes import ListNode, MapNode, Node, Scalar, nodes_from_bytes, nodes_from_text, read_bytes
-from hetplan.units import UnitKind, hint, parse_quantity, show
+from hetplan.errors import Location, SpecError
+from hetplan.specs.fields import Fields
+from hetplan.specs.nodes import MapNode, Node, nodes_from_bytes, nodes_from_text, read_bytes
+from hetplan.specs.scalars import MAX_INTEGER, Plain, describe
+from hetplan.units import escape, show
 
-Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
-"""A value as `raw` returns it."""
+__all__ = ["MAX_INTEGER", "Fields", "Plain", "document_from_text", "read_document"]
 
-
-class _Absent(Enum):
-    """The default of a key that must be there."""
-
-    REQUIRED = "required"
-
-
-_REQUIRED: Literal[_Absent.REQUIRED] = _Absent.REQUIRED
-_Required = Literal[_Absent.REQUIRED]
-D = TypeVar("D")
-W = TypeVar("W", bound=str)
-
-MAX_INTEGER = 10**15
-_INTEGER = re.compile(r"[+-]?(0|[1-9][0-9]*)")
-_NUMBER = re.compile(r"[+-]?([0-9]+\.?[0-9]*|\.[0-9]+)([eE][+-]?[0-9]+)?")
-_NOT_FINITE = re.compile(r"[+-]?\.?(nan|inf|infinity)", re.IGNORECASE)
-_NULLS = frozenset({"", "~", "null", "Null", "NULL"})
-_FLAGS = {"true": True, "True": True, "TRUE": True, "false": False, "False": False, "FALSE": False}
-_MAX_DIGITS = 40
 _HEADER = "hetplan"
 
 
@@ -51,7 +27,7 @@ def read_document(path: Path, kind: str) -> Fields:
     Raises:
         SpecError: the file cannot be read, is no safe YAML, or is of another kind.
     """
-    return _root(nodes_from_bytes(read_bytes(path), str(path)), str(path), kind)
+    return _root(nodes_from_bytes(read_bytes(path), str(path)), escape(str(path)), kind)
 
 
 def document_from_text(text: str, file_name: str, kind: str) -> Fields:
@@ -60,7 +36,7 @@ def document_from_text(text: str, file_name: str, kind: str) -> Fields:
     Raises:
         SpecError: the text is no safe YAML, or is of another kind.
     """
-    return _root(nodes_from_text(text, file_name), file_name, kind)
+    return _root(nodes_from_text(text, file_name), escape(file_name), kind)
 
 
 def _root(node: Node, file_name: str, kind: str) -> Fields:
@@ -68,7 +44,7 @@ def _root(node: Node, file_name: str, kind: str) -> Fields:
     location = Location(file=file_name, line=node.line, column=node.column)
     if not isinstance(node, MapNode):
         wanted = f"a mapping that starts with '{_HEADER}: {kind}/v1'" if kind else "a mapping"
-        raise SpecError(f"expected {wanted}, found {_describe(node)}", location=location)
+        raise SpecError(f"expected {wanted}, found {describe(node)}", location=location)
     fields = Fields(node, file_name, "")
     if kind:
         _expect_kind(fields, kind)
@@ -86,348 +62,3 @@ def _expect_kind(fields: Fields, kind: str) -> None:
     if found.partition("/")[0] == kind:
         raise fields.error(f"version {show(found)} is not known; this hetplan reads '{wanted}'", _HEADER)
     raise fields.error(f"this file is {show(found)}, expected '{wanted}'", _HEADER)
-
-
-class Fields:
-    """One mapping of a document; each method takes one key, checks it and returns it typed."""
-
-    __slots__ = ("_file", "_node", "_taken", "path")
-
-    def __init__(self, node: MapNode, file_name: str, path: str) -> None:
-        self._node = node
-        self._file = file_name
-        self._taken: set[str] = set()
-        self.path = path
-        """Where this mapping stands in the document (`groups.a100`)."""
-
-    def has(self, key: str) -> bool:
-        """Whether the key is written."""
-        return key in self._node.entries
-
-    def names(self) -> tuple[str, ...]:
-        """The keys in the order they are written."""
-        return tuple(self._node.entries)
-
-    def location(self, key: str | None = None) -> Location:
-        """Where the value of `key`, or this mapping, stands."""
-        entry = self._node.entries.get(key) if key is not None else None
-        node = entry[1] if entry else self._node
-        return Location(file=self._file, line=node.line, column=node.column)
-
-    def error(self, message: str, key: str | None = None) -> SpecError:
-        """Return a located error about `key`, or about this mapping."""
-        path = self.path if key is None else _join(self.path, key)
-        return SpecError(message, location=self.location(key), path=path)
-
-    def finish(self) -> None:
-        """Refuse keys that no method has asked for.
-
-        Raises:
-            SpecError: there is one.
-        """
-        for key, (where, _) in self._node.entries.items():
-            if key not in self._taken:
-                unused = [known for known in self._taken if not self.has(known)]
-                near = hint(key, unused) or hint(key, self._taken)
-                location = Location(file=self._file, line=where.line, column=where.column)
-                raise SpecError(f"unknown key {show(key)}{near}", location=location, path=self.path)
-
-    @overload
-    def text(self, key: str, *, choices: Iterable[str] | None = None) -> str: ...
-
-    @overload
-    def text(self, key: str, *, default: D, choices: Iterable[str] | None = None) -> str | D: ...
-
-    def text(self, key: str, *, default: D | _Required = _REQUIRED, choices: Iterable[str] | None = None) -> str | D:
-        """Return a non-empty text, one of `choices` if given."""
-        node = self._take(key, required=default is _REQUIRED)
-        if node is None:
-            return _given(default)
-        text = self._scalar(node, key, "a text").text
-        if not text:
-            raise self.error("expected a text, found an empty one", key)
-        if choices is not None and text not in (known := tuple(choices)):
-            raise self.error(f"{show(text)} is not one of {', '.join(known)}{hint(text, known)}", key)
-        return text
-
-    @overload
-    def choice(self, key: str, choices: Sequence[W]) -> W: ...
-
-    @overload
-    def choice(self, key: str, choices: Sequence[W], *, default: D) -> W | D: ...
-
-    def choice(self, key: str, choices: Sequence[W], *, default: D | _Required = _REQUIRED) -> W | D:
-        """Return the one of `choices` that is written, typed as they are."""
-        if not self.has(key) and default is not _REQUIRED:
-            self._taken.add(key)
-            return _given(default)
-        text = self.text(key, choices=choices)
-        return next(choice for choice in choices if choice == text)
-
-    @overload
-    def integer(self, key: str, *, minimum: int = ..., maximum: int = ...) -> int: ...
-
-    @overload
-    def integer(self, key: str, *, default: D, minimum: int = ..., maximum: int = ...) -> int | D: ...
-
-    def integer(
-        self,
-        key: str,
-        *,
-        default: D | _Required = _REQUIRED,
-        minimum: int = -MAX_INTEGER,
-        maximum: int = MAX_INTEGER,
-    ) -> int | D:
-        """Return a whole number within bounds."""
-        node = self._take(key, required=default is _REQUIRED)
-        if node is None:
-            return _given(default)
-        return self._integer(node, key, minimum, maximum)
-
-    @overload
-    def number(self, key: str, *, minimum: float = ..., maximum: float = ...) -> float: ...
-
-    @overload
-    def number(self, key: str, *, default: D, minimum: float = ..., maximum: float = ...) -> float | D: ...
-
-    def number(
-        self,
-        key: str,
-        *,
-        default: D | _Required = _REQUIRED,
-        minimum: float = -math.inf,
-        maximum: float = math.inf,
-    ) -> float | D:
-        """Return a finite number within bounds."""
-        node = self._take(key, required=default is _REQUIRED)
-        if node is None:
-            return _given(default)
-        scalar = self._scalar(node, key, "a number")
-        if not scalar.plain or not _NUMBER.fullmatch(scalar.text) or len(scalar.text) > _MAX_DIGITS:
-            raise self.error(f"expected a number, found {_describe(scalar)}", key)
-        value = float(scalar.text)
-        if not math.isfinite(value):
-            raise self.error(f"{show(scalar.text)} is too large for a number", key)
-        if value < minimum:
-            raise self.error(f"must be at least {minimum:g}, found {show(scalar.text)}", key)
-        if value > maximum:
-            raise self.error(f"must be at most {maximum:g}, found {show(scalar.text)}", key)
-        return value
-
-    @overload
-    def flag(self, key: str) -> bool: ...
-
-    @overload
-    def flag(self, key: str, *, default: D) -> bool | D: ...
-
-    def flag(self, key: str, *, default: D | _Required = _REQUIRED) -> bool | D:
-        """Return true or false; no other spelling is one."""
-        node = self._take(key, required=default is _REQUIRED)
-        if node is None:
-            return _given(default)
-        if isinstance(node, Scalar) and node.plain and node.text in _FLAGS:
-            return _FLAGS[node.text]
-        raise self.error(f"expected true or false, found {_describe(node)}", key)
-
-    @overload
-    def quantity(self, key: str, kind: UnitKind, *, positive: bool = ...) -> float: ...
-
-    @overload
-    def quantity(self, key: str, kind: UnitKind, *, default: D, positive: bool = ...) -> float | D: ...
-
-    def quantity(
-        self, key: str, kind: UnitKind, *, default: D | _Required = _REQUIRED, positive: bool = False
-    ) -> float | D:
-        """Return a quantity with a unit, in the base unit of `kind`; `positive` refuses 0."""
-        node = self._take(key, required=default is _REQUIRED)
-        if node is None:
-            return _given(default)
-        text = self._scalar(node, key, "a quantity with a unit").text
-        try:
-            value = parse_quantity(text, kind)
-        except HetplanError as error:
-            raise self.error(str(error), key) from None
-        if positive and value == 0:
-            raise self.error(f"must be above zero, found {show(text)}", key)
-        return value
-
-    @overload
-    def texts(self, key: str) -> tuple[str, ...]: ...
-
-    @overload
-    def texts(self, key: str, *, default: D) -> tuple[str, ...] | D: ...
-
-    def texts(self, key: str, *, default: D | _Required = _REQUIRED) -> tuple[str, ...] | D:
-        """Return a list of non-empty texts."""
-        node = self._take(key, required=default is _REQUIRED)
-        if node is None:
-            return _given(default)
-        texts = []
-        for index, item in enumerate(self._list(node, key).items):
-            name = f"{key}[{index}]"
-            scalar = self._scalar(item, name, "a text")
-            if not scalar.text:
-                raise self._error_at(item, "expected a text, found an empty one", name)
-            texts.append(scalar.text)
-        return tuple(texts)
-
-    @overload
-    def integers(self, key: str, *, minimum: int = ..., maximum: int = ...) -> tuple[int, ...]: ...
-
-    @overload
-    def integers(self, key: str, *, default: D, minimum: int = ..., maximum: int = ...) -> tuple[int, ...] | D: ...
-
-    def integers(
-        self,
-        key: str,
-        *,
-        default: D | _Required = _REQUIRED,
-        minimum: int = -MAX_INTEGER,
-        maximum: int = MAX_INTEGER,
-    ) -> tuple[int, ...] | D:
-        """Return a list of whole numbers within bounds."""
-        node = self._take(key, required=default is _REQUIRED)
-        if node is None:
-            return _given(default)
-        items = self._list(node, key).items
-        return tuple(self._integer(item, f"{key}[{i}]", minimum, maximum) for i, item in enumerate(items))
-
-    def fields(self, key: str, *, required: bool = True) -> Fields:
-        """Return a mapping; an empty one if the key is absent and not required."""
-        node = self._take(key, required=required)
-        if node is None:
-            empty = MapNode(self._node.line, self._node.column, {})
-            return Fields(empty, self._file, _join(self.path, key))
-        return self._sub_fields(node, key)
-
-    def table(self, key: str, *, required: bool = True) -> dict[str, Fields]:
-        """Return a mapping of names to mappings, in the order written."""
-        outer = self.fields(key, required=required)
-        return {name: outer.fields(name) for name in outer.names()}
-
-    def rows(self, key: str, *, required: bool = True) -> tuple[Fields, ...]:
-        """Return a list of mappings."""
-        node = self._take(key, required=required)
-        if node is None:
-            return ()
-        items = self._list(node, key).items
-        return tuple(self._sub_fields(item, f"{key}[{index}]") for index, item in enumerate(items))
-
-    def is_text(self, key: str) -> bool:
-        """Whether the value is a single scalar that is no whole number (quoted digits are a text)."""
-        entry = self._node.entries.get(key)
-        if entry is None or not isinstance(entry[1], Scalar):
-            return False
-        return not (entry[1].plain and _INTEGER.fullmatch(entry[1].text))
-
-    def is_mapping(self, key: str) -> bool:
-        """Whether the value is a mapping."""
-        entry = self._node.entries.get(key)
-        return entry is not None and isinstance(entry[1], MapNode)
-
-    def raw(self, key: str) -> Plain:
-        """Return the value with plain scalars read as JSON does (`null`, `true`, numbers), everything else as text.
-
-        Raises:
-            SpecError: the key is absent or a number in it is not finite or senseless.
-        """
-        node = self._take(key, required=True)
-        return None if node is None else self._plain(node, key)
-
-    def raw_mapping(self) -> dict[str, Plain]:
-        """Return this whole mapping as `raw` does."""
-        return {key: self.raw(key) for key in self.names()}
-
-    def _take(self, key: str, *, required: bool) -> Node | None:
-        """Mark the key as known and return its node, None if it is absent."""
-        self._taken.add(key)
-        entry = self._node.entries.get(key)
-        if entry is not None:
-            return entry[1]
-        if required:
-            near = hint(key, [name for name in self._node.entries if name not in self._taken])
-            raise self.error(f"key '{key}' is missing{near.replace('did you mean', 'is it')}")
-        return None
-
-    def _error_at(self, node: Node, message: str, name: str) -> SpecError:
-        """A located error about a node inside the value of a key."""
-        location = Location(file=self._file, line=node.line, column=node.column)
-        return SpecError(message, location=location, path=_join(self.path, name))
-
-    def _scalar(self, node: Node, name: str, wanted: str) -> Scalar:
-        """Return `node` if it is a scalar with a value."""
-        if isinstance(node, Scalar) and not (node.plain and node.text in _NULLS):
-            return node
-        raise self._error_at(node, f"expected {wanted}, found {_describe(node)}", name)
-
-    def _list(self, node: Node, name: str) -> ListNode:
-        """Return `node` if it is a list."""
-        if isinstance(node, ListNode):
-            return node
-        raise self._error_at(node, f"expected a list, found {_describe(node)}", name)
-
-    def _sub_fields(self, node: Node, name: str) -> Fields:
-        """Return the `Fields` of `node` if it is a mapping."""
-        if isinstance(node, MapNode):
-            return Fields(node, self._file, _join(self.path, name))
-        raise self._error_at(node, f"expected a mapping, found {_describe(node)}", name)
-
-    def _integer(self, node: Node, name: str, minimum: int, maximum: int) -> int:
-        """Return the whole number `node` holds."""
-        scalar = self._scalar(node, name, "a whole number")
-        if not scalar.plain or not _INTEGER.fullmatch(scalar.text):
-            raise self._error_at(node, f"expected a whole number, found {_describe(scalar)}", name)
-        shown = show(scalar.text)
-        if len(scalar.text) > _MAX_DIGITS:
-            raise self._error_at(node, f"{shown} is beyond any sensible count", name)
-        value = int(scalar.text)
-        if value < minimum:
-            raise self._error_at(node, f"must be at least {minimum}, found {shown}", name)
-        if value > maximum:
-            raise self._error_at(node, f"must be at most {maximum}, found {shown}", name)
-        return value
-
-    def _plain(self, node: Node, name: str) -> Plain:
-        """Return a node as plain Python values; nesting is bounded by the reader."""
-        if isinstance(node, ListNode):
-            return [self._plain(item, f"{name}[{index}]") for index, item in enumerate(node.items)]
-        if isinstance(node, MapNode):
-            return {key: self._plain(value, f"{name}.{key}") for key, (_, value) in node.entries.items()}
-        if not node.plain:
-            return node.text
-        if node.text in _NULLS:
-            return None
-        if node.text in _FLAGS:
-            return _FLAGS[node.text]
-        if _INTEGER.fullmatch(node.text):
-            return self._integer(node, name, -(10**18), 10**18)
-        if _NOT_FINITE.fullmatch(node.text) or (len(node.text) <= _MAX_DIGITS and _NUMBER.fullmatch(node.text)):
-            value = float(node.text.replace(".inf", "inf").replace(".nan", "nan").replace(".NaN", "nan"))
-            if not math.isfinite(value):
-                raise self._error_at(node, f"{show(node.text)} is not a finite number", name)
-            return value
-        return node.text
-
-
-def _given(default: D | _Required) -> D:
-    """Return a default that is known to be there."""
-    if isinstance(default, _Absent):
-        raise TypeError("a required key has no default")
-    return default
-
-
-def _join(path: str, name: str) -> str:
-    """Extend a path by a key, which may hold anything."""
-    safe = show(name)[1:-1]
-    return f"{path}.{safe}" if path else safe
-
-
-def _describe(node: Node) -> str:
-    """Name what was found, for messages."""
-    if isinstance(node, MapNode):
-        return "a mapping"
-    if isinstance(node, ListNode):
-        return "a list"
-    if not node.plain:
-        return f"the quoted text {show(node.text)}"
-    return "nothing" if node.text in _NULLS else show(node.text)
