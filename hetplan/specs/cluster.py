@@ -36,6 +36,8 @@ class Device:
     pcie_bandwidth_bytes_per_s: float
     tdp_w: float
     features: frozenset[Feature]
+    link_devices: int | None = None
+    """Devices the fast links join where that is not the whole node (2: cards bridged in pairs); beyond it, PCIe."""
     usd_per_hour: float | None = None
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
