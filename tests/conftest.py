@@ -1,0 +1,15 @@
+"""Options of the whole test run."""
+
+from __future__ import annotations
+
+import pytest
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite golden texts with what the code says now")
+
+
+@pytest.fixture
+def update_golden(request: pytest.FixtureRequest) -> bool:
+    """Whether golden texts are to be rewritten rather than compared."""
+    return bool(request.config.getoption("--update-golden"))
