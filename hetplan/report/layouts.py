@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hetplan.plan.records import Estimate, Layout, Replica, Stage, StageEstimate
-from hetplan.report.nodes import hostlist, nodes_of
+from hetplan.report.nodes import nodes_of
 from hetplan.report.tables import bar, percent, table
 from hetplan.specs.cluster import Cluster
+from hetplan.specs.hostlist import hostlist_text
 from hetplan.specs.model import Model
 from hetplan.units import format_seconds
 
@@ -123,7 +124,7 @@ def _cells(row: _StageRow, shown: set[str]) -> tuple[str, ...]:
     return (
         str(row.first) if row.first == row.last else f"{row.first}-{row.last}",
         row.stage.group,
-        hostlist(row.nodes),
+        hostlist_text(row.nodes),
         "+".join(map(str, row.layers)),
         *degrees,
         row.stage.recompute,

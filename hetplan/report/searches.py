@@ -30,23 +30,24 @@ def search_text(result: SearchResult, cluster: Cluster, model: Model, *, full: b
 
 
 def comparison_table(result: SearchResult) -> str:
-    """Return the answer beside the best plan of each simpler kind."""
+    """Return the answer beside the best plan of each simpler kind, and why some kinds have none."""
     if not result.alternatives:
         return ""
     best = result.best.estimate
-    headers = ("plan", "step time", "tokens/s", "cost a step", "speed-up of this plan", "")
-    others = [(other.name, *_alternative_cells(other, best)) for other in result.alternatives]
-    lines = table(headers, [("this plan", *_speed_cells(best, best), ""), *others])
-    if result.hetero_efficiency is None:
-        return lines
-    together = percent(result.hetero_efficiency)
-    return f"{lines}\nhetero efficiency {together}: throughput over the sum of each device type alone"
-
-
-def _alternative_cells(other: Alternative, best: Estimate) -> tuple[str, ...]:
-    if other.candidate is None:
-        return ("-", "-", "", "-", other.reason or "nothing fits")
-    return (*_speed_cells(other.candidate.estimate, best), other.reason)
+    rows = [("this plan", *_speed_cells(best, best), "")]
+    missing = []
+    for other in result.alternatives:
+        if other.candidate is None:
+            missing.append(f"{other.name}: {other.reason or 'nothing fits'}")
+        else:
+            rows.append((other.name, *_speed_cells(other.candidate.estimate, best), other.reason))
+    lines = [table(("plan", "step time", "tokens/s", "cost a step", "over this plan", ""), rows)]
+    if missing:
+        lines.append(bullets(missing))
+    if result.hetero_efficiency is not None:
+        together = percent(result.hetero_efficiency)
+        lines.append(f"hetero efficiency {together}: throughput over the sum of each device type alone")
+    return "\n".join(lines)
 
 
 def _speed_cells(estimate: Estimate, best: Estimate) -> tuple[str, str, str, str]:
