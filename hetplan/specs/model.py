@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 Split = Literal["column", "row", "vocab", "none"]
-"""column: outputs cut by tp; row: inputs cut by tp; vocab: rows of an embedding cut by tp; none: replicated."""
+"""column: outputs cut by tp; row: inputs cut by tp; vocab: the words of a table or head cut by tp; none: replicated."""
 LayerKind = Literal["embedding", "decoder", "encoder", "projector", "mtp", "head"]
 
 
@@ -31,7 +31,7 @@ class Linear:
     reads_new_input: bool = True
     """False when the previous linear already saved this input (fused q/k/v, gate/up): saved once."""
     tied: bool = False
-    """True: the weight is another layer's (a tied head); it counts no parameters of its own."""
+    """True: the weight is another layer's (a tied head) and counts there; a bias still counts here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,6 +123,8 @@ class Layer:
     tokens_per_sample: int | None = None
     """Tokens a sample brings to this layer; None: the workload's sequence length."""
     dropout: bool = False
+    counted: bool = True
+    """False: trained and priced, but left out of the published parameter count (multi-token prediction)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -155,7 +157,8 @@ def operator_params(operator: Operator) -> int:
     """Parameters one operator holds."""
     match operator:
         case Linear():
-            return 0 if operator.tied else operator.inputs * operator.outputs + (operator.outputs if operator.bias else 0)
+            weight = 0 if operator.tied else operator.inputs * operator.outputs
+            return weight + (operator.outputs if operator.bias else 0)
         case Norm() | Parameters():
             return operator.params
         case Table():
@@ -173,5 +176,8 @@ def layer_params(layer: Layer) -> int:
 
 
 def model_params(model: Model) -> int:
-    """Parameters of the whole model, as the published figures count them (tied weights once)."""
-    return sum(layer_params(layer) for layer in model.chain)
+    """Parameters of the whole model, as the published figures count them.
+
+    Tied weights count once and layers that are not `counted` do not; a plan holds `layer_params` of those too.
+    """
+    return sum(layer_params(layer) for layer in model.chain if layer.counted)

@@ -1,1 +1,1 @@
-"""hetplan."""
+"""Readers of files that other tools wrote, one format a file."""

@@ -1,0 +1,54 @@
+"""Families of models: one function each, from its published configuration to the operator form.
+
+`FAMILIES` maps a configuration's `model_type` to a function of (configuration, model name). A new family is one
+function and one line here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+from hetplan.specs.families import deepseek, dense, gpt, moe, multimodal
+from hetplan.specs.families.blocks import Language, language_module
+from hetplan.specs.families.config import Config
+from hetplan.specs.model import Model
+
+Family = Callable[[Config, str], Model]
+
+
+def _language_only(read: Callable[[Config], Language]) -> Family:
+    """Return a family whose models are one module."""
+
+    def build(config: Config, name: str) -> Model:
+        language = read(config)
+        return Model(name=name, modules=(language_module(language),), max_seq_len=language.max_seq_len)
+
+    return build
+
+
+FAMILIES: Mapping[str, Family] = {
+    "bloom": _language_only(gpt.bloom),
+    "deepseek_v2": _language_only(deepseek.deepseek_v2),
+    "deepseek_v3": _language_only(deepseek.deepseek_v3),
+    "falcon": _language_only(gpt.falcon),
+    "gemma": _language_only(dense.gemma),
+    "gemma2": _language_only(dense.gemma2),
+    "gemma3": multimodal.gemma3,
+    "gemma3_text": _language_only(dense.gemma3_text),
+    "gpt2": _language_only(gpt.gpt2),
+    "gpt_neox": _language_only(gpt.gpt_neox),
+    "llama": _language_only(dense.llama),
+    "llava": multimodal.llava,
+    "mistral": _language_only(dense.mistral),
+    "mixtral": _language_only(moe.mixtral),
+    "opt": _language_only(gpt.opt),
+    "phi": _language_only(gpt.phi),
+    "phi3": _language_only(dense.phi3),
+    "qwen2": _language_only(dense.qwen2),
+    "qwen2_5_vl": multimodal.qwen2_5_vl,
+    "qwen2_moe": _language_only(moe.qwen2_moe),
+    "qwen2_vl": multimodal.qwen2_vl,
+    "qwen3": _language_only(dense.qwen3),
+    "qwen3_moe": _language_only(moe.qwen3_moe),
+}
+"""What `model_type` may say."""
