@@ -107,7 +107,6 @@ def _device(name: str, fields: Fields, numbers: _Sources) -> Device:
         pcie_bandwidth_bytes_per_s=take(fields, "pcie_bandwidth", "bytes/s", "pcie_bandwidth_bytes_per_s"),
         tdp_w=take(fields, "tdp", "W", "tdp_w"),
         features=_features(fields),
-        link_devices=fields.integer("link_devices", minimum=2, default=None),
         usd_per_hour=take(fields, "price", "USD/h", "usd_per_hour") if priced else None,
         aliases=fields.texts("aliases", default=()),
         sources=numbers.read,

@@ -30,14 +30,12 @@ class Device:
     peak_flop_per_s: Mapping[Precision, float]
     """Dense matrix peak; a precision that is missing is not supported in hardware."""
     link_bandwidth_bytes_per_s: float
-    """One direction, all fast links (NVLink, xGMI) of a device together; 0: PCIe only."""
+    """One direction, all fast links (NVLink, xGMI) of a device together; 0: none, or a bridge between two cards."""
     pair_bandwidth_bytes_per_s: float
-    """One direction, between two devices of a node; 0: PCIe only."""
+    """One direction, between two devices of a node (or of a bridged pair of cards); 0: PCIe only."""
     pcie_bandwidth_bytes_per_s: float
     tdp_w: float
     features: frozenset[Feature]
-    link_devices: int | None = None
-    """Devices the fast links join where that is not the whole node (2: cards bridged in pairs); beyond it, PCIe."""
     usd_per_hour: float | None = None
     aliases: tuple[str, ...] = ()
     sources: Mapping[str, str] = field(default_factory=dict)
