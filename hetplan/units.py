@@ -15,7 +15,7 @@ from typing import Literal
 
 from hetplan.errors import UsageError
 
-UnitKind = Literal["bytes", "bytes/s", "s", "flop/s", "W", "USD/h", "USD/B"]
+UnitKind = Literal["bytes", "bytes/s", "s", "flop", "flop/s", "W", "USD/h", "USD/B"]
 
 _DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
 _BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
@@ -49,9 +49,8 @@ def _rate_units() -> dict[str, float]:
     return _byte_units("/s") | bits | bps
 
 
-def _flop_units() -> dict[str, float]:
-    """FLOP/s as datasheets and papers write it."""
-    names = ("FLOP/s", "FLOPS", "FLOPs", "flop/s")
+def _flop_units(*names: str) -> dict[str, float]:
+    """Work, or work a second, under each of its usual names."""
     return {f"{prefix}{name}": factor for name in names for prefix, factor in _DECIMAL.items()}
 
 
@@ -65,7 +64,14 @@ _KINDS: Mapping[UnitKind, _Kind] = {
         smallest=1e-12,
         largest=1e10,
     ),
-    "flop/s": _Kind(what="a speed", example="312 TFLOP/s", units=_flop_units(), smallest=1.0, largest=1e21),
+    "flop": _Kind(what="an amount of work", example="2 GFLOP", units=_flop_units("FLOP"), smallest=1.0, largest=1e30),
+    "flop/s": _Kind(
+        what="a speed",
+        example="312 TFLOP/s",
+        units=_flop_units("FLOP/s", "FLOPS", "FLOPs", "flop/s"),
+        smallest=1.0,
+        largest=1e21,
+    ),
     "W": _Kind(what="a power", example="400 W", units={"W": 1.0, "kW": 1e3, "mW": 1e-3}, smallest=1e-3, largest=1e8),
     "USD/h": _Kind(what="a price", example="1.89 USD/h", units={"USD/h": 1.0}, smallest=1e-9, largest=1e9),
     "USD/B": _Kind(

@@ -55,27 +55,31 @@ class Fields:
         """The keys in the order they are written."""
         return tuple(self._node.entries)
 
-    def location(self, key: str | None = None) -> Location:
-        """Where the value of `key`, or this mapping, stands."""
+    def location(self, key: str | None = None, index: int | None = None) -> Location:
+        """Where the value of `key` (or one item of its list), or this mapping, stands."""
         entry = self._node.entries.get(key) if key is not None else None
         node = entry[1] if entry else self._node
+        if index is not None and isinstance(node, ListNode):
+            node = node.items[index]
         return Location(file=self._file, line=node.line, column=node.column)
 
-    def error(self, message: str, key: str | None = None) -> SpecError:
-        """Return a located error about `key`, or about this mapping."""
-        path = self.path if key is None else _join(self.path, key)
-        return SpecError(message, location=self.location(key), path=path)
+    def error(self, message: str, key: str | None = None, *, index: int | None = None) -> SpecError:
+        """Return a located error about `key` (or one item of its list), or about this mapping."""
+        item = "" if index is None else f"[{index}]"
+        path = self.path if key is None else _join(self.path, key) + item
+        return SpecError(message, location=self.location(key, index), path=path)
 
-    def finish(self) -> None:
-        """Refuse keys that no method has asked for.
+    def finish(self, known: Iterable[str] = ()) -> None:
+        """Refuse keys that are neither `known` nor asked for by a method.
 
         Raises:
             SpecError: there is one.
         """
+        taken = self._taken.union(known)
         for key, (where, _) in self._node.entries.items():
-            if key not in self._taken:
-                unused = [known for known in self._taken if not self.has(known)]
-                near = hint(key, unused) or hint(key, self._taken)
+            if key not in taken:
+                unused = sorted(name for name in taken if not self.has(name))
+                near = hint(key, unused) or hint(key, sorted(taken))
                 location = Location(file=self._file, line=where.line, column=where.column)
                 raise SpecError(f"unknown key {show(key)}{near}", location=location, path=self.path)
 
