@@ -8,93 +8,168 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
+from hetplan.costs.batch import Batches, peak_flop_per_s, rates
+from hetplan.costs.boundary import Boundaries
+from hetplan.costs.flops import model_flop
+from hetplan.costs.links import Link
+from hetplan.costs.memory import MemoryModel, memory_model
+from hetplan.costs.optimizer import optimizer_s
+from hetplan.costs.power import power_w, usd_per_s
 from hetplan.costs.records import Floats, Holders, LayerCosts, MemoryUse, ShardDegrees, StageOption, SyncCost
+from hetplan.costs.sync import SyncRing, sync_ring
+from hetplan.costs.table import FIELDS, cost_table, unlike_layers
 from hetplan.specs.calibration import Calibration
-from hetplan.specs.cluster import Cluster
-from hetplan.specs.model import Model
+from hetplan.specs.cluster import Cluster, Group
+from hetplan.specs.model import Layer, Model
 from hetplan.specs.workload import Sharding, Workload
 
 
 class Prices:
-    """Answers of the cost model for one cluster, model, workload and calibration."""
+    """Answers of the cost model for one cluster, model, workload and calibration.
+
+    A group whose device cannot compute in the workload's precision raises `CalibrationError` when it is asked about,
+    not before: a cluster may hold groups a plan leaves out. Places that no network joins are infinitely far apart.
+    """
 
     def __init__(self, cluster: Cluster, model: Model, workload: Workload, calibration: Calibration) -> None:
         self.cluster = cluster
         self.model = model
         self.workload = workload
         self.calibration = calibration
+        self._chain = model.chain
+        self._unlike, self._index_l = unlike_layers(self._chain)
+        self._batches = Batches(cluster, workload, calibration)
+        self._boundaries = Boundaries(cluster, workload, calibration)
+        self._layers: dict[StageOption, LayerCosts] = {}
+        self._memory: dict[tuple[StageOption, Sharding, ShardDegrees], MemoryModel] = {}
+        self._rings: dict[tuple[tuple[Holders, ...], bool], SyncRing] = {}
 
     def layers(self, option: StageOption) -> LayerCosts:
         """Costs of every layer of the chain, arrays of shape (layers,)."""
-        raise NotImplementedError
+        if option not in self._layers:
+            row = self.table([option])
+            self._layers[option] = LayerCosts(**{name: getattr(row, name)[0] for name in FIELDS})
+        return self._layers[option]
 
     def table(self, options: Sequence[StageOption]) -> LayerCosts:
         """The same for many options at once, arrays of shape (options, layers)."""
-        raise NotImplementedError
+        return cost_table(self._unlike, self._index_l, self._batches.make(options))
 
     def memory(
         self, option: StageOption, span: tuple[int, int], in_flight: int, sharding: Sharding, degrees: ShardDegrees
     ) -> MemoryUse:
         """Peak on one device of a stage that holds layers `span` (half-open) with `in_flight` microbatches."""
-        raise NotImplementedError
+        return self._memory_of(option, sharding, degrees).use(span, in_flight)
 
-    def memory_matrices(
-        self, option: StageOption, sharding: Sharding, degrees: ShardDegrees
-    ) -> tuple[Floats, Floats]:
+    def memory_matrices(self, option: StageOption, sharding: Sharding, degrees: ShardDegrees) -> tuple[Floats, Floats]:
         """`fixed[i, j] + in_flight * per_microbatch[i, j]` is `memory(...)`'s total for the span (i, j).
 
         Both have shape (layers + 1, layers + 1); entries with j <= i are 0.
         """
-        raise NotImplementedError
+        return self._memory_of(option, sharding, degrees).matrices()
 
     def capacity_bytes(self, group: str) -> float:
         """Memory a device of `group` offers."""
-        raise NotImplementedError
+        return self.cluster.group(group).usable_memory_bytes
+
+    def link(self, first: str, second: str) -> Link | None:
+        """Link between nodes of two groups (or two nodes of one group); None where no network joins them."""
+        return self._boundaries.link(first, second)
+
+    def boundary_bytes(self, layer: int) -> float:
+        """Bytes of one sample's activations as they leave `layer`, all ranks together."""
+        return self._sample_bytes(self._chain[layer])
 
     def boundary_s(self, sender: StageOption, receiver: StageOption, layer: int, *, same_node: bool) -> float:
-        """Seconds one microbatch's activations take from the stage ending with `layer` to the next one.
+        """Seconds one microbatch's activations take from the stage whose last layer is `layer` to the next one.
 
         The gradient takes as long on its way back. `same_node`: both meshes share a node (or a fast-link domain).
         """
-        raise NotImplementedError
+        sample_bytes = self._sample_bytes(self._chain[layer])
+        return self._boundaries.seconds(sender, receiver, sample_bytes, same_node=same_node)
 
-    def sync(
-        self, params: float, holders: Sequence[Holders], sharding: Sharding, *, expert: bool = False
-    ) -> SyncCost:
-        """Gradient synchronisation of `params` parameters (of the whole layer, before tp) among `holders`.
+    def sync(self, params: float, holders: Sequence[Holders], sharding: Sharding, *, expert: bool = False) -> SyncCost:
+        """Gradient synchronisation of `params` parameters among `holders`, before tp divides them.
 
-        Holders in different groups or with different tp meet on the best network that joins them; the slowest part of
-        the ring decides (see `costs.collectives`).
+        `expert`: routed experts, `params` after ep divides them; every device of a node takes part in some ring of
+        theirs. Holders in different groups or with different tp meet on the best network that joins them; the slowest
+        part of the ring decides (see `costs.sync`).
         """
-        raise NotImplementedError
+        ring = self._ring(holders, expert=expert)
+        num_bytes = params * self.workload.gradient_bytes
+        if sharding == "none":
+            reduce_s = ring.all_reduce_s(num_bytes)
+            return SyncCost(reduce_s=reduce_s, gather_s=0.0, shared_lines=ring.shared_lines)
+        return SyncCost(
+            reduce_s=ring.half_s(num_bytes),
+            gather_s=ring.half_s(params * self.workload.weight_bytes),
+            shared_lines=ring.shared_lines,
+        )
 
     def gathers_s(self, option: StageOption, holders: Sequence[Holders]) -> tuple[Floats, Floats]:
         """Per layer, seconds to gather its weights once, and to reduce-scatter its gradients once (fully sharded)."""
-        raise NotImplementedError
+        ring = self._ring(holders, expert=False)
+        costs = self.layers(option)
+        whole_l = (costs.params + costs.expert_params) * option.tp
+        held_l = whole_l > 0
+        latency_s, bytes_s_l = ring.half_s(0.0), whole_l * ring.half_s_per_byte
+        gather_l = np.where(held_l, latency_s + bytes_s_l * self.workload.weight_bytes, 0.0)
+        scatter_l = np.where(held_l, latency_s + bytes_s_l * self.workload.gradient_bytes, 0.0)
+        return gather_l, scatter_l
 
     def optimizer_s(self, group: str, params: float) -> float:
         """Seconds one device of `group` takes to update `params` parameters (gradient norm included)."""
-        raise NotImplementedError
+        return optimizer_s(params, rates(self._group(group), self.workload, self.calibration), self.workload)
 
     def model_flop(self) -> float:
         """Model FLOPs of one sample, forward and backward, without recomputation."""
-        raise NotImplementedError
+        return model_flop(self.model, self.workload)
 
     def peak_flop_per_s(self, group: str) -> float:
         """Dense peak of one device in the workload's precision."""
-        raise NotImplementedError
+        return peak_flop_per_s(self._group(group), self.workload.precision)
 
     def usd_per_s(self, group: str) -> float | None:
         """Price of one device for one second; None where the cluster names none."""
-        raise NotImplementedError
+        return usd_per_s(self._group(group))
 
     def power_w(self, group: str, utilization: float) -> float:
         """Draw of one device that computes a fraction `utilization` of the time."""
-        raise NotImplementedError
+        return power_w(self._group(group), utilization, self.calibration)
 
     def origins(self) -> dict[str, str]:
         """Name of a device or network -> where its numbers come from."""
-        raise NotImplementedError
+        devices = {
+            group.device.name: self.calibration.device(group.device.name).origin for group in self.cluster.groups
+        }
+        networks = {network.name: self.calibration.network(network.name).origin for network in self.cluster.networks}
+        return {**devices, **networks}
+
+    def _group(self, name: str) -> Group:
+        return self.cluster.group(name)
+
+    def _sample_bytes(self, layer: Layer) -> float:
+        tokens = layer.tokens_per_sample or self.workload.seq_len
+        return float(tokens * layer.width * self.workload.activation_bytes)
+
+    def _memory_of(self, option: StageOption, sharding: Sharding, degrees: ShardDegrees) -> MemoryModel:
+        key = (option, sharding, degrees)
+        if key not in self._memory:
+            constants = self.calibration.device(self._group(option.group).device.name)
+            split = option.cp * (option.tp if self.workload.sequence_parallel else 1)
+            boundary_l = np.array([self._sample_bytes(layer) for layer in self._chain]) * option.samples / split
+            self._memory[key] = memory_model(
+                self.layers(option), boundary_l, self.workload, constants, sharding, degrees
+            )
+        return self._memory[key]
+
+    def _ring(self, holders: Sequence[Holders], *, expert: bool) -> SyncRing:
+        key = (tuple(holders), expert)
+        if key not in self._rings:
+            self._rings[key] = sync_ring(self.cluster, holders, self.calibration, expert=expert)
+        return self._rings[key]
 
 
 def price(cluster: Cluster, model: Model, workload: Workload, calibration: Calibration | None = None) -> Prices:

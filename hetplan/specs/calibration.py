@@ -31,12 +31,16 @@ class DeviceConstants:
     """Host and launch time a layer adds to one forward pass (twice that to a backward pass) of small layers."""
     link_fraction: float = 0.80
     """Fraction of the nominal bandwidth collectives reach inside a node."""
-    link_latency_s: float = 8e-6
+    pcie_fraction: float = 0.45
+    """Fraction of the nominal PCIe bandwidth that traffic between two devices of a node reaches through the host."""
+    link_latency_s: float = 4e-6
     """Latency of one collective step inside a node."""
     memory_overhead_fraction: float = 0.04
     """Allocator overhead, as a fraction of activations and buffers."""
     reserve_bytes: float = 1.5e9
     """Memory the driver, the framework and communication libraries hold."""
+    idle_power_fraction: float = 0.25
+    """Draw of a device that waits, as a fraction of its power limit."""
     origin: Origin = "assumed"
 
 
