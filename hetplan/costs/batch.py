@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.costs.collectives import Ring, Rings, exchange_inside, ring_inside, stack
+from hetplan.costs.constants import constants_of
 from hetplan.costs.records import Floats, StageOption
 from hetplan.errors import CalibrationError
 from hetplan.specs.calibration import Calibration
@@ -60,7 +61,7 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
     Raises:
         CalibrationError: the device does not compute in the workload's precision.
     """
-    constants = calibration.device(group.device.name)
+    constants = constants_of(group, calibration)
     gemm_peak = peak_flop_per_s(group, workload.precision) * group.speed
     dense_peak = gemm_peak
     if workload.precision == "fp8":

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from hetplan.costs.constants import constants_of
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Cluster, Group, Network, PairLink
 
@@ -39,7 +40,7 @@ class Link:
 
 def inside_link(group: Group, num_ranks: int, calibration: Calibration) -> Link:
     """Return the link `num_ranks` devices of one node or fast-link domain share."""
-    constants = calibration.device(group.device.name)
+    constants = constants_of(group, calibration)
     device = group.device
     total, pair = device.link_bandwidth_bytes_per_s, device.pair_bandwidth_bytes_per_s
     if num_ranks <= 2 and pair > 0:
@@ -56,7 +57,7 @@ def pcie_link(first: Group, second: Group, calibration: Calibration) -> Link:
     """Return the link between devices of two groups that sit in one host."""
     usable, latency_s = math.inf, 0.0
     for group in (first, second):
-        constants = calibration.device(group.device.name)
+        constants = constants_of(group, calibration)
         nominal = group.device.pcie_bandwidth_bytes_per_s
         if group.host.pcie_bandwidth_bytes_per_s is not None:
             nominal = min(nominal, group.host.pcie_bandwidth_bytes_per_s)

@@ -6,6 +6,7 @@ A device draws its idle share all the time and the rest in proportion to how bus
 
 from __future__ import annotations
 
+from hetplan.costs.constants import constants_of
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Group
 
@@ -15,7 +16,7 @@ SECONDS_PER_HOUR = 3600.0
 def power_w(group: Group, utilization: float, calibration: Calibration) -> float:
     """Return the draw of one device that computes a fraction `utilization` of the time."""
     limit_w = group.device.tdp_w if group.power_w is None else group.power_w
-    idle = calibration.device(group.device.name).idle_power_fraction
+    idle = constants_of(group, calibration).idle_power_fraction
     return limit_w * (idle + (1.0 - idle) * min(1.0, max(0.0, utilization)))
 
 

@@ -12,6 +12,7 @@ import numpy as np
 
 from hetplan.costs.batch import Batches, peak_flop_per_s, rates
 from hetplan.costs.boundary import Boundaries
+from hetplan.costs.constants import constants_of
 from hetplan.costs.flops import model_flop
 from hetplan.costs.links import Link
 from hetplan.costs.memory import MemoryModel, memory_model
@@ -157,7 +158,7 @@ class Prices:
     def _memory_of(self, option: StageOption, sharding: Sharding, degrees: ShardDegrees) -> MemoryModel:
         key = (option, sharding, degrees)
         if key not in self._memory:
-            constants = self.calibration.device(self._group(option.group).device.name)
+            constants = constants_of(self._group(option.group), self.calibration)
             split = option.cp * (option.tp if self.workload.sequence_parallel else 1)
             boundary_l = np.array([self._sample_bytes(layer) for layer in self._chain]) * option.samples / split
             self._memory[key] = memory_model(

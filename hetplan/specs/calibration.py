@@ -17,15 +17,15 @@ Origin = Literal["measured", "fitted", "datasheet", "assumed"]
 class DeviceConstants:
     """How one device kind turns work into time. The defaults are assumptions, marked as such by `origin`."""
 
-    gemm_peak_fraction: float = 0.78
+    gemm_peak_fraction: float = 0.72
     """Fraction of the dense peak a large, well-shaped GEMM reaches."""
     gemm_half_flop: float = 2.0e9
     """FLOPs of a GEMM that reaches half of that fraction (launch and tile quantisation)."""
     misaligned_penalty: float = 0.12
     """Fraction of speed lost when a GEMM dimension is not a multiple of 64 elements (twice that: of 8)."""
-    attention_fraction: float = 0.45
+    attention_fraction: float = 0.40
     """Fraction of the dense peak fused attention reaches."""
-    memory_fraction: float = 0.80
+    memory_fraction: float = 0.72
     """Fraction of the memory bandwidth that elementwise work reaches."""
     layer_overhead_s: float = 20e-6
     """Host and launch time a layer adds to one forward pass (twice that to a backward pass) of small layers."""
