@@ -1,0 +1,146 @@
+"""Spec files and catalog names -> records, each with what identifies the content they came from.
+
+The hash of a file is the SHA-256 of its bytes with line ends as `\\n`. Where a file names others (tables of pairs, a
+configuration) it is the SHA-256 of the hex digests of all of them, one a line, the file itself first and the others in
+the order they are named: a change in any of them changes it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+
+from hetplan.catalog.devices import find_device
+from hetplan.catalog.models import find_model, find_model_config
+from hetplan.errors import UsageError
+from hetplan.specs.calibration import Calibration
+from hetplan.specs.cluster import Cluster
+from hetplan.specs.decode import document_from_text
+from hetplan.specs.model import Model
+from hetplan.specs.nodes import nodes_from_bytes, read_bytes
+from hetplan.specs.read_calibration import calibration_from_text
+from hetplan.specs.read_cluster import cluster_from_text
+from hetplan.specs.read_model import model_from_text
+from hetplan.specs.read_workload import WorkloadFields, workload_fields_from_text
+from hetplan.units import show
+
+_MODELS = Path(__file__).parent / "models"
+_FILE_ENDINGS = (".yaml", ".yml", ".json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What a record was read from."""
+
+    name: str
+    """Path as given, or catalog name."""
+    sha256: str
+
+
+def load_cluster(path: str | Path) -> tuple[Cluster, Source]:
+    """Return the cluster a file describes.
+
+    Raises:
+        SpecError: the file cannot be read or is no valid cluster.
+    """
+    data, text = _read(Path(path))
+    cluster = cluster_from_text(text, str(path), find_device, Path(path).parent)
+    return cluster, _source(str(path), data, _pairs_files(text, Path(path)))
+
+
+def load_model(name_or_path: str | Path) -> tuple[Model, Source]:
+    """Return a model of the catalog, or the one a model file or a Hugging Face `config.json` describes.
+
+    What ends like a file, holds a path separator or exists as a file is a path; anything else is a name.
+
+    Raises:
+        SpecError: the file cannot be read or is no valid model.
+        UsageError: the catalog has no such model.
+    """
+    path = Path(name_or_path)
+    if not _is_path(str(name_or_path)) and not path.is_file():
+        return _catalog_model(str(name_or_path))
+    data, text = _read(path)
+    model = model_from_text(text, path, find_model_config)
+    return model, _source(str(name_or_path), data, _config_files(text, path))
+
+
+def load_workload_file(path: str | Path) -> WorkloadFields:
+    """Return what a workload file says; what is missing is left to the caller.
+
+    Raises:
+        SpecError: the file cannot be read or is no valid workload.
+    """
+    return workload_fields_from_text(_read(Path(path))[1], str(path))
+
+
+def load_calibration(path: str | Path) -> tuple[Calibration, Source]:
+    """Return the calibration a file holds.
+
+    Raises:
+        SpecError: the file cannot be read or is no valid calibration.
+    """
+    data, text = _read(Path(path))
+    return calibration_from_text(text, str(path)), _source(str(path), data)
+
+
+def _catalog_model(name: str) -> tuple[Model, Source]:
+    """Return a model that ships with hetplan."""
+    try:
+        model = find_model(name)
+    except UsageError as error:
+        raise UsageError(f"{error}, and there is no file {show(name)}") from None
+    return model, _source(model.name, read_bytes(_model_file(name)))
+
+
+def _model_file(name: str) -> Path:
+    """The file of a catalog model."""
+    return _MODELS / f"{name.strip().casefold()}.yaml"
+
+
+def _read(path: Path) -> tuple[bytes, str]:
+    """Return a file's bytes, read once (it may be a pipe), and their text."""
+    data = read_bytes(path)
+    try:
+        return data, data.decode("utf-8")
+    except UnicodeDecodeError:
+        nodes_from_bytes(data, str(path))
+        raise
+
+
+def _is_path(text: str) -> bool:
+    """Whether `text` can only mean a file."""
+    return text.endswith(_FILE_ENDINGS) or "/" in text or os.sep in text
+
+
+def _pairs_files(text: str, path: Path) -> list[Path]:
+    """The tables of pairs a valid cluster file names."""
+    if "pairs" not in text:
+        return []
+    networks = document_from_text(text, str(path), "cluster").table("networks", required=False)
+    return [path.parent / fields.text("pairs") for fields in networks.values() if fields.has("pairs")]
+
+
+def _config_files(text: str, path: Path) -> list[Path]:
+    """The configuration a valid model file names."""
+    fields = document_from_text(text, str(path), "")
+    if not fields.has("hetplan") or not fields.has("config") or fields.is_mapping("config"):
+        return []
+    reference = fields.text("config")
+    return [path.parent / reference if _is_path(reference) else _model_file(reference)]
+
+
+def _source(name: str, data: bytes, others: Iterable[Path] = ()) -> Source:
+    """Identify a file's content together with that of the files it names."""
+    digests = [_digest(data), *(_digest(read_bytes(other)) for other in others)]
+    if len(digests) == 1:
+        return Source(name=name, sha256=digests[0])
+    return Source(name=name, sha256=_digest("".join(f"{digest}\n" for digest in digests).encode()))
+
+
+def _digest(data: bytes) -> str:
+    """SHA-256 of bytes with line ends as `\\n`."""
+    return sha256(data.replace(b"\r\n", b"\n")).hexdigest()
