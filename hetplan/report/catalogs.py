@@ -38,9 +38,15 @@ def device_table(devices: Sequence[Device]) -> str:
 
 
 def _best_peak(device: Device) -> str:
+    """Return the 16-bit peak, else the highest there is, named."""
     peaks = device.peak_flop_per_s
-    peak = peaks.get("bf16") or peaks.get("fp16")
-    return format_flop_rate(peak) if peak else f"{format_flop_rate(peaks['fp32'])} (fp32)"
+    for precision in ("bf16", "fp16"):
+        if precision in peaks:
+            return format_flop_rate(peaks[precision])
+    if not peaks:
+        return "-"
+    precision, peak = max(peaks.items(), key=lambda item: item[1])
+    return f"{format_flop_rate(peak)} ({precision})"
 
 
 def device_text(device: Device) -> str:
@@ -68,8 +74,13 @@ def device_text(device: Device) -> str:
             ("features", ", ".join(sorted(device.features)) or "none"),
         ]
     )
-    rows = [(name, value, device.sources.get(key, "")) for name, value, key in facts]
-    return join_sections([names, table(("dense, one direction", "value", "source"), rows)])
+    sources = list(dict.fromkeys(device.sources[key] for _, _, key in facts if key in device.sources))
+    rows = [
+        (name, value, f"[{sources.index(device.sources[key]) + 1}]" if key in device.sources else "")
+        for name, value, key in facts
+    ]
+    listed = "\n".join(f"[{i}] {source}" for i, source in enumerate(sources, start=1))
+    return join_sections([names, table(("dense, one direction", "value", "source"), rows), listed])
 
 
 def device_document(device: Device) -> dict[str, Any]:
@@ -142,7 +153,7 @@ def model_text(model: Model) -> str:
         ("family", model.family),
         ("parameters", f"{model_params(model):,}"),
         ("longest sequence", f"{model.max_seq_len:,} tokens" if model.max_seq_len else "not stated"),
-        *sorted(model.sources.items()),
+        *((name or "source", source) for name, source in sorted(model.sources.items())),
     ]
     rows = [(module.name, *cells) for module in model.modules for cells in _layer_rows(module.layers)]
     return join_sections(

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from hetplan.plan.records import Estimate, Layout, Replica, Stage, StageEstimate
-from hetplan.report.nodes import nodes_of
+from hetplan.report.nodes import node_names, nodes_of
 from hetplan.report.tables import bar, percent, table
 from hetplan.specs.cluster import Cluster
 from hetplan.specs.hostlist import hostlist_text
@@ -43,7 +43,12 @@ class _StageRow:
 
 def layout_table(layout: Layout, estimate: Estimate, cluster: Cluster, model: Model, *, full: bool = False) -> str:
     """Return the table of replica shapes and stages; `full` never joins rows."""
-    shapes = [list(_stage_rows(i, replica, estimate, cluster, model)) for i, replica in enumerate(layout.replicas)]
+    found = {(use.replica, use.stage): use for use in estimate.stages}
+    names = node_names(cluster)
+    shapes = [
+        [_stage_row(replica, i, found[shape, i], names, model) for i in range(replica.pp)]
+        for shape, replica in enumerate(layout.replicas)
+    ]
     if not full and sum(map(len, shapes)) > MOST_ROWS:
         shapes = [_join(rows) for rows in shapes]
     shown = _shown_degrees(layout)
@@ -77,21 +82,19 @@ def decoder_layers(model: Model, stage: Stage) -> int:
     return sum(layer.kind == "decoder" for layer in model.chain[stage.first_layer : stage.end_layer])
 
 
-def _stage_rows(
-    index: int, replica: Replica, estimate: Estimate, cluster: Cluster, model: Model
-) -> Iterator[_StageRow]:
-    found: dict[int, StageEstimate] = {row.stage: row for row in estimate.stages if row.replica == index}
-    for i, stage in enumerate(replica.stages[: replica.pp]):
-        use = found[i]
-        yield _StageRow(
-            first=i,
-            last=i,
-            stage=stage,
-            nodes=nodes_of(cluster.group(stage.group), stage.devices),
-            layers=tuple(decoder_layers(model, part) for part in replica.stages[i :: replica.pp]),
-            microbatch_s=use.forward_s + use.backward_s,
-            memory=use.memory.total_bytes / use.capacity_bytes,
-        )
+def _stage_row(
+    replica: Replica, index: int, use: StageEstimate, names: Mapping[str, Sequence[str]], model: Model
+) -> _StageRow:
+    stage = replica.stages[index]
+    return _StageRow(
+        first=index,
+        last=index,
+        stage=stage,
+        nodes=nodes_of(names[stage.group], stage.devices),
+        layers=tuple(decoder_layers(model, part) for part in replica.stages[index :: replica.pp]),
+        microbatch_s=use.forward_s + use.backward_s,
+        memory=use.memory.total_bytes / use.capacity_bytes,
+    )
 
 
 def _join(rows: list[_StageRow]) -> list[_StageRow]:

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 
-from hetplan.specs.cluster import Group
+from hetplan.plan.placement import cluster_places
+from hetplan.specs.cluster import Cluster
 
 Ranges = Sequence[tuple[int, int]]
 
 
-def nodes_of(group: Group, devices: Ranges) -> tuple[str, ...]:
-    """Return the nodes that hold the devices of half-open `devices` ranges, counted over usable devices."""
-    usable = list(_usable_devices(group)) if group.left_out else None
-    indices: dict[int, None] = {}
-    for first, end in devices:
-        if usable is None:
-            indices |= dict.fromkeys(range(first // group.devices_per_node, -(-end // group.devices_per_node)))
-        else:
-            indices |= dict.fromkeys(usable[first:end])
-    return tuple(group.nodes[i] for i in indices if i < len(group.nodes))
+def node_names(cluster: Cluster) -> Mapping[str, Sequence[str]]:
+    """Return, for each group, the name of the node that holds each usable device."""
+    hosts = tuple(dict.fromkeys(name for group in cluster.groups for name in group.nodes))
+    return {name: [hosts[i] for i in places.node_d.tolist()] for name, places in cluster_places(cluster).items()}
 
 
-def _usable_devices(group: Group) -> Iterator[int]:
-    """Node index of each device that may be used, in order."""
-    for node in range(len(group.nodes)):
-        for slot in range(group.devices_per_node):
-            if (node, slot) not in group.left_out:
-                yield node
+def nodes_of(names_d: Sequence[str], devices: Ranges) -> tuple[str, ...]:
+    """Return the nodes of the devices in half-open ranges; `names_d` has one entry a usable device of their group."""
+    return tuple(dict.fromkeys(name for first, end in devices for name in names_d[first:end]))

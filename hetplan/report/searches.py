@@ -8,7 +8,7 @@ from hetplan.plan.records import Estimate, Layout, Replica
 from hetplan.report.estimates import PART_WORDS, origin_notes, summary, time_parts, time_table
 from hetplan.report.layouts import layout_table
 from hetplan.report.tables import bullets, join_sections, percent, section, table
-from hetplan.search.records import Alternative, Candidate, SearchResult
+from hetplan.search.records import Candidate, SearchResult
 from hetplan.specs.cluster import Cluster
 from hetplan.specs.model import Model
 from hetplan.units import format_count, format_seconds, format_usd

@@ -15,7 +15,7 @@ from hetplan.report.documents import search_document
 from hetplan.report.estimates import memory_table, shortfalls, time_table
 from hetplan.report.gantt import Bar, Row, gantt
 from hetplan.report.layouts import layout_table, replica_text, shape_name
-from hetplan.report.nodes import nodes_of
+from hetplan.report.nodes import node_names, nodes_of
 from hetplan.report.searches import comparison_table, layout_words, search_text, why_it_lost
 from hetplan.report.tables import bar, percent, table
 
@@ -73,9 +73,9 @@ def test_long_pipelines_share_rows_unless_all_is_asked_for() -> None:
 
 
 def test_left_out_devices_shift_the_nodes_of_a_range() -> None:
-    whole = group("fast", 2)
+    whole = node_names(CLUSTER)["fast"]
     assert nodes_of(whole, ((7, 9),)) == ("fast-01", "fast-02")
-    one_out = group("fast", 2, left_out=frozenset({(0, 3)}))
+    one_out = node_names(replace(CLUSTER, groups=(group("fast", 2, left_out=frozenset({(0, 3)})),)))["fast"]
     assert nodes_of(one_out, ((0, 7),)) == ("fast-01",)
     assert nodes_of(one_out, ((7, 8),)) == ("fast-02",)
 

@@ -1,0 +1,83 @@
+"""Files are written whole or not at all, and stdout carries nothing but the result."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from hetplan.cli.output import complain, require_writable, show, write_whole
+from hetplan.errors import UsageError
+
+
+def test_a_file_is_replaced_whole(tmp_path: Path) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("old")
+    path.chmod(0o640)
+    write_whole(path, "new\n")
+    assert path.read_text() == "new\n"
+    assert path.stat().st_mode & 0o777 == 0o640
+    assert os.listdir(tmp_path) == ["plan.yaml"]
+
+
+def test_a_new_file_gets_the_usual_permissions(tmp_path: Path) -> None:
+    (tmp_path / "plain").write_text("")
+    write_whole(tmp_path / "plan.yaml", "new\n")
+    assert (tmp_path / "plan.yaml").stat().st_mode == (tmp_path / "plain").stat().st_mode
+
+
+def test_a_failed_write_leaves_the_old_file_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "plan.yaml"
+    path.write_text("old")
+
+    def full_disk(source: str, target: Path) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "replace", full_disk)
+    with pytest.raises(UsageError, match="No space left"):
+        write_whole(path, "new")
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["plan.yaml"]
+
+
+def test_a_link_keeps_pointing_at_the_file_it_names(tmp_path: Path) -> None:
+    (tmp_path / "real.yaml").write_text("old")
+    (tmp_path / "link.yaml").symlink_to("real.yaml")
+    write_whole(tmp_path / "link.yaml", "new")
+    assert (tmp_path / "link.yaml").is_symlink()
+    assert (tmp_path / "real.yaml").read_text() == "new"
+
+
+@pytest.mark.parametrize("name", [".", "missing/plan.yaml"])
+def test_impossible_places_are_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    with pytest.raises(UsageError, match="cannot write"):
+        require_writable(tmp_path / name)
+    with pytest.raises(UsageError, match="cannot write"):
+        write_whole(tmp_path / name, "text")
+
+
+def test_an_error_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    complain("first\n  second\x1b[31m")
+    captured = capsys.readouterr()
+    assert captured.err == "error: first second\\x1b[31m\n"
+    assert captured.out == ""
+
+
+def test_results_end_with_one_newline(capsys: pytest.CaptureFixture[str]) -> None:
+    show("one")
+    show("two\n")
+    assert capsys.readouterr().out == "one\ntwo\n"
+
+
+def test_a_reader_that_goes_away_is_no_error() -> None:
+    code = "from hetplan.cli.output import show\nfor _ in range(100): show('x' * 10000)"
+    writer = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert writer.stdout is not None and writer.stderr is not None
+    writer.stdout.read(10)
+    writer.stdout.close()
+    assert writer.stderr.read() == b""
+    writer.stderr.close()
+    assert writer.wait(timeout=30) == 0
