@@ -1,0 +1,131 @@
+import hashlib
+
+import pytest
+
+from hetplan.catalog import load_calibration, load_cluster, load_model, load_workload_file
+from hetplan.errors import SpecError, UsageError
+from hetplan.specs.model import model_params
+
+CLUSTER = """hetplan: cluster/v1
+name: c
+groups:
+  a: {device: A100-SXM4-80GB, nodes: 1, devices_per_node: 8, site: east}
+  b: {device: V100-SXM2-32GB, nodes: 1, devices_per_node: 8, site: west}
+networks:
+  eth: {joins: [a, b], kind: ethernet, bandwidth: 10 Gbit/s, latency: 30 us%s}
+"""
+PAIRS = "from,to,latency,bandwidth\neast,west,12 ms,1 Gbit/s\n"
+MODEL = "hetplan: model/v1\nname: m\nconfig: %s\n"
+CONFIG = """{"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+"num_attention_heads": 4, "num_key_value_heads": 4, "vocab_size": 100, "tie_word_embeddings": false}"""
+
+
+def write(path, text):
+    path.write_text(text, newline="")
+    return path
+
+
+def test_hash_of_a_file_alone_is_its_sha256(tmp_path):
+    path = write(tmp_path / "c.yaml", CLUSTER % "")
+    cluster, source = load_cluster(path)
+    assert cluster.num_devices == 16
+    assert (source.name, source.sha256) == (str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+
+
+def test_line_ends_do_not_change_the_hash(tmp_path):
+    unix = write(tmp_path / "unix.yaml", CLUSTER % "")
+    windows = write(tmp_path / "windows.yaml", (CLUSTER % "").replace("\n", "\r\n"))
+    assert load_cluster(unix)[1].sha256 == load_cluster(windows)[1].sha256
+
+
+def test_hash_of_a_cluster_changes_with_its_table_of_pairs(tmp_path):
+    path = write(tmp_path / "c.yaml", CLUSTER % ", pairs: p.csv")
+    table = write(tmp_path / "p.csv", PAIRS)
+    cluster, before = load_cluster(path)
+    assert cluster.networks[0].pairs["west", "east"].latency_s == pytest.approx(0.012)
+    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (path, table)]
+    assert before.sha256 == hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+    write(table, PAIRS.replace("12 ms", "13 ms"))
+    assert load_cluster(path)[1].sha256 != before.sha256
+
+
+def test_a_mention_of_pairs_in_a_comment_names_no_table(tmp_path):
+    path = write(tmp_path / "c.yaml", (CLUSTER % "") + "# pairs: none\n")
+    assert load_cluster(path)[1].sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_unknown_device_in_a_cluster_is_located(tmp_path):
+    path = write(tmp_path / "c.yaml", (CLUSTER % "").replace("A100-SXM4-80GB", "A100-SMX4-80GB"))
+    with pytest.raises(SpecError) as error:
+        load_cluster(path)
+    where = f"{path}:4:15: groups.a.device: "
+    assert str(error.value) == where + "unknown device 'A100-SMX4-80GB'; did you mean 'A100-SXM4-80GB'?"
+
+
+@pytest.mark.parametrize("load", [load_cluster, load_calibration, load_workload_file])
+def test_missing_file_is_refused_by_name(tmp_path, load):
+    path = tmp_path / "none.yaml"
+    with pytest.raises(SpecError, match=r"none\.yaml:1:1: cannot read the file: no such file"):
+        load(path)
+
+
+@pytest.mark.parametrize("load", [load_cluster, load_model, load_calibration, load_workload_file])
+def test_bytes_that_are_no_text_are_refused(tmp_path, load):
+    path = tmp_path / "x.yaml"
+    path.write_bytes(b"hetplan: x\nname: \xff\n")
+    with pytest.raises(SpecError, match=r"x\.yaml:2:7: byte 0xff is not UTF-8 text"):
+        load(path)
+
+
+def test_catalog_model_is_loaded_by_name_in_any_case():
+    model, source = load_model("Llama-3.1-8B")
+    assert source.name == "llama-3.1-8b"
+    assert len(source.sha256) == 64
+    assert model_params(model) == 8_030_261_248
+
+
+def test_misspelt_model_is_refused_with_the_nearest_name():
+    with pytest.raises(UsageError, match=r"unknown model 'lama-3\.1-8b'; did you mean 'llama-3\.1-8b'\?.*no file"):
+        load_model("lama-3.1-8b")
+
+
+def test_what_ends_like_a_file_is_a_file():
+    with pytest.raises(SpecError, match="cannot read the file"):
+        load_model("llama-3.1-8b.json")
+
+
+def test_bare_config_is_a_model(tmp_path):
+    path = write(tmp_path / "config.json", CONFIG)
+    model, source = load_model(path)
+    assert len(model.chain) == 4
+    assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def test_hash_of_a_model_file_changes_with_the_configuration_it_names(tmp_path):
+    path = write(tmp_path / "m.yaml", MODEL % "small.json")
+    config = write(tmp_path / "small.json", CONFIG)
+    before = load_model(path)[1].sha256
+    write(config, CONFIG.replace('"num_hidden_layers": 2', '"num_hidden_layers": 3'))
+    model, after = load_model(path)
+    assert len(model.chain) == 5
+    assert after.sha256 != before
+
+
+def test_hash_of_a_model_file_covers_the_catalog_entry_it_names(tmp_path):
+    path = write(tmp_path / "m.yaml", MODEL % "llama-3.1-8b")
+    digests = [hashlib.sha256(path.read_bytes()).hexdigest(), load_model("llama-3.1-8b")[1].sha256]
+    expected = hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
+    assert load_model(path)[1].sha256 == expected
+
+
+def test_workload_file_gives_what_it_says_and_no_more(tmp_path):
+    path = write(tmp_path / "w.yaml", "hetplan: workload/v1\nseq_len: 4096\nprecision: auto\n")
+    assert load_workload_file(path) == {"seq_len": 4096, "precision": "auto"}
+
+
+def test_calibration_file_is_loaded_with_its_hash(tmp_path):
+    text = "hetplan: calibration/v1\ndevices:\n  T4: {gemm_peak_fraction: 0.5, origin: measured}\n"
+    path = write(tmp_path / "k.yaml", text)
+    calibration, source = load_calibration(path)
+    assert calibration.device("T4").gemm_peak_fraction == 0.5
+    assert source.sha256 == hashlib.sha256(text.encode()).hexdigest()
