@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hetplan.specs.families import deepseek, dense, gpt, moe, multimodal
+from hetplan.specs.families import deepseek, dense, eleuther, glm, gpt, gpt_oss, llama4, moe, multimodal, phi
 from hetplan.specs.families.blocks import Language, language_module
 from hetplan.specs.families.config import Config
 from hetplan.specs.model import Model
@@ -35,20 +35,33 @@ FAMILIES: Mapping[str, Family] = {
     "gemma2": _language_only(dense.gemma2),
     "gemma3": multimodal.gemma3,
     "gemma3_text": _language_only(dense.gemma3_text),
+    "glm4": _language_only(glm.glm4),
+    "glm4_moe": _language_only(glm.glm4_moe),
     "gpt2": _language_only(gpt.gpt2),
-    "gpt_neox": _language_only(gpt.gpt_neox),
+    "gpt_neo": _language_only(eleuther.gpt_neo),
+    "gpt_neox": _language_only(eleuther.gpt_neox),
+    "gpt_oss": _language_only(gpt_oss.gpt_oss),
+    "gptj": _language_only(eleuther.gptj),
+    "granite": _language_only(dense.granite),
     "llama": _language_only(dense.llama),
+    "llama4_text": _language_only(llama4.llama4_text),
     "llava": multimodal.llava,
     "mistral": _language_only(dense.mistral),
     "mixtral": _language_only(moe.mixtral),
+    "olmo2": _language_only(dense.olmo2),
     "opt": _language_only(gpt.opt),
-    "phi": _language_only(gpt.phi),
-    "phi3": _language_only(dense.phi3),
+    "phi": _language_only(phi.phi),
+    "phi3": _language_only(phi.phi3),
+    "phimoe": _language_only(phi.phimoe),
     "qwen2": _language_only(dense.qwen2),
     "qwen2_5_vl": multimodal.qwen2_5_vl,
     "qwen2_moe": _language_only(moe.qwen2_moe),
     "qwen2_vl": multimodal.qwen2_vl,
     "qwen3": _language_only(dense.qwen3),
     "qwen3_moe": _language_only(moe.qwen3_moe),
+    "qwen3_vl": multimodal.qwen3_vl,
+    "qwen3_vl_moe": multimodal.qwen3_vl_moe,
+    "smollm3": _language_only(dense.smollm3),
+    "starcoder2": _language_only(gpt.starcoder2),
 }
 """What `model_type` may say."""

@@ -24,8 +24,9 @@ class AttentionShape:
     head_dim: int
     qkv_bias: bool = False
     out_bias: bool = False
-    qk_norm_params: int = 0
-    """Parameters of each of the query and key norms; 0: none."""
+    q_norm_params: int = 0
+    """Parameters of the query norm; 0: neither queries nor keys have one."""
+    k_norm_params: int = 0
     causal: bool = True
     window: int | None = None
 
@@ -82,10 +83,10 @@ def attention(hidden: int, shape: AttentionShape) -> tuple[Operator, ...]:
         for name, width in (("q", q_width), ("k", kv_width), ("v", kv_width))
     )
     norms: tuple[Operator, ...] = ()
-    if shape.qk_norm_params:
+    if shape.q_norm_params:
         norms = (
-            Norm(name="q_norm", width=q_width, params=shape.qk_norm_params, sharded=True),
-            Norm(name="k_norm", width=kv_width, params=shape.qk_norm_params, sharded=True),
+            Norm(name="q_norm", width=q_width, params=shape.q_norm_params, sharded=True),
+            Norm(name="k_norm", width=kv_width, params=shape.k_norm_params, sharded=True),
         )
     scores = Attention(
         name="attention",

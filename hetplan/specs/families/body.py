@@ -39,11 +39,18 @@ class Body:
     tied: bool
 
 
-def read_body(config: Config, defaults: Defaults, *, whole_heads: bool = False, own_head_dim: bool = True) -> Body:
+def read_body(
+    config: Config,
+    defaults: Defaults,
+    *,
+    whole_heads: bool = False,
+    own_head_dim: bool = True,
+    grouped: bool = True,
+) -> Body:
     """Return the sizes `config` states.
 
     `whole_heads`: the family refuses a hidden size that is no multiple of its heads. `own_head_dim`: the family
-    honours a stated `head_dim`.
+    honours a stated `head_dim`. `grouped`: it honours `num_key_value_heads`.
 
     Raises: SpecError for a size that is missing, wrong, or does not divide.
     """
@@ -57,7 +64,7 @@ def read_body(config: Config, defaults: Defaults, *, whole_heads: bool = False, 
         ffn=config.size("intermediate_size", default=defaults.ffn),
         layers=config.size("num_hidden_layers", default=defaults.layers, limit=MAX_LAYERS),
         heads=heads,
-        kv_heads=_kv_heads(config, heads, defaults.kv_heads),
+        kv_heads=_kv_heads(config, heads, defaults.kv_heads) if grouped else heads,
         head_dim=_head_dim(config, hidden, heads, defaults.head_dim, stated=own_head_dim),
         positions=config.optional_size("max_position_embeddings", default=defaults.positions),
         tied=config.flag("tie_word_embeddings", default=defaults.tied),
@@ -80,7 +87,8 @@ def _kv_heads(config: Config, heads: int, default: int | None) -> int:
     stated = config.optional_size(key, default=default, limit=MAX_LAYERS)
     kv_heads = heads if stated is None else stated
     if heads % kv_heads:
-        raise config.error(f"num_attention_heads {heads} is not a multiple of {kv_heads} key/value heads", key)
+        origin = "" if key in config.values else " (not stated: the default of its transformers class)"
+        raise config.error(f"num_attention_heads {heads} is not a multiple of {kv_heads}{origin}", key)
     return kv_heads
 
 

@@ -33,7 +33,7 @@ class LatentShape:
 def deepseek_v2(config: Config) -> Language:
     """DeepSeek-V2, V2.5 and V2-Lite."""
     defaults = Defaults(vocab=102400, hidden=4096, ffn=11008, layers=32, heads=32, positions=2048)
-    body = read_body(config, defaults, whole_heads=True, own_head_dim=False)
+    body = read_body(config, defaults, whole_heads=True, own_head_dim=False, grouped=False)
     bias = config.flag("mlp_bias", default=False)
     shape = _experts(config, MoeShape(experts=64, top_k=1, ffn=1407, shared_ffn=2, shared_bias=bias), top_k=None)
     return _language(config, body, shape, mlp_bias=bias, dense_layers=0)
@@ -41,8 +41,8 @@ def deepseek_v2(config: Config) -> Language:
 
 def deepseek_v3(config: Config) -> Language:
     """DeepSeek-V3, V3.1 and R1."""
-    defaults = Defaults(vocab=129280, hidden=7168, ffn=18432, layers=61, heads=128, kv_heads=128, positions=4096)
-    body = read_body(config, defaults, own_head_dim=False)
+    defaults = Defaults(vocab=129280, hidden=7168, ffn=18432, layers=61, heads=128, positions=4096)
+    body = read_body(config, defaults, own_head_dim=False, grouped=False)
     shape = _experts(config, MoeShape(experts=256, top_k=8, ffn=2048, shared_ffn=1), top_k=8)
     return _language(config, body, shape, mlp_bias=False, dense_layers=3)
 
@@ -104,6 +104,11 @@ def mtp_layer(block: Layer, vocab: int) -> Layer:
     )
 
 
+def num_mtp_layers(config: Config) -> int:
+    """Return how many multi-token prediction layers are stated; none where the field is missing."""
+    return config.count("num_nextn_predict_layers", "num_mtp_layers")
+
+
 def _experts(config: Config, defaults: MoeShape, *, top_k: int | None) -> MoeShape:
     """Return the experts as stated; `defaults.shared_ffn` counts shared experts."""
     ffn = config.size("moe_intermediate_size", default=defaults.ffn)
@@ -148,7 +153,6 @@ def _language(config: Config, body: Body, shape: MoeShape, *, mlp_bias: bool, de
         )
 
     blocks = repeat(tuple(index >= dense_layers for index in range(body.layers)), block)
-    num_mtp = config.count("num_nextn_predict_layers", "num_mtp_layers")
     return Language(
         width=body.hidden,
         vocab=body.vocab,
@@ -158,5 +162,5 @@ def _language(config: Config, body: Body, shape: MoeShape, *, mlp_bias: bool, de
         tied=body.tied,
         dropout=drops,
         max_seq_len=body.positions,
-        extra=(mtp_layer(block(True), body.vocab),) * num_mtp,
+        extra=(mtp_layer(block(True), body.vocab),) * num_mtp_layers(config),
     )

@@ -1,4 +1,4 @@
-"""Decoders with RMS norms, rotary positions and a gated MLP: Llama, Mistral, Qwen2, Qwen3, Phi-3, Gemma 1 to 3."""
+"""Decoders with RMS norms, rotary positions and a gated MLP: Llama, Mistral, Qwen, Gemma, Granite, OLMo 2, SmolLM3."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from hetplan.specs.families.blocks import (
     Language,
     attention,
     gated_mlp,
+    layer_norm,
     repeat,
     rms_norm,
     token_table,
@@ -16,7 +17,7 @@ from hetplan.specs.families.blocks import (
 from hetplan.specs.families.body import Body, Defaults, dropout, read_body
 from hetplan.specs.families.config import Config
 from hetplan.specs.families.windows import Windows, late_windows, patterned_windows, same_window
-from hetplan.specs.model import Layer, Operator
+from hetplan.specs.model import Layer, Operator, Parameters
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,21 +31,22 @@ class Traits:
     """A norm of one head's width on queries and one on keys."""
     sandwich: bool = False
     """A norm behind attention and MLP too (Gemma 2)."""
+    pre_norm: bool = True
+    """False: no norm before attention and MLP (OLMo 2)."""
+    whole_qk_norm: bool = False
+    """The query and key norms are as wide as all heads (OLMo 2)."""
+    layer_norms: bool = False
+    """Layer norms in place of RMS norms."""
+    sinks: bool = False
+    """A learned logit a head that takes no value (gpt-oss)."""
+    head_bias: bool = False
     dropout: bool = False
 
 
 def llama(config: Config) -> Language:
     """Llama 1 to 3 and the many models that share its class."""
     defaults = Defaults(vocab=32000, hidden=4096, ffn=11008, layers=32, heads=32, positions=2048)
-    body = read_body(config, defaults, whole_heads=True)
-    bias = config.flag("attention_bias", default=False)
-    traits = Traits(
-        qkv_bias=bias,
-        out_bias=bias,
-        mlp_bias=config.flag("mlp_bias", default=False),
-        dropout=dropout(config, "attention_dropout"),
-    )
-    return dense(body, traits, (None,) * body.layers)
+    return _llama_like(config, defaults, whole_heads=True)
 
 
 def mistral(config: Config) -> Language:
@@ -80,14 +82,6 @@ def qwen3(config: Config) -> Language:
     bias = config.flag("attention_bias", default=False)
     traits = Traits(qkv_bias=bias, out_bias=bias, qk_norm=True, dropout=dropout(config, "attention_dropout"))
     return dense(body, traits, late_windows(config, body.layers))
-
-
-def phi3(config: Config) -> Language:
-    """Phi-3, 3.5 and 4."""
-    defaults = Defaults(vocab=32064, hidden=3072, ffn=8192, layers=32, heads=32, positions=4096)
-    body = read_body(config, defaults)
-    traits = Traits(dropout=dropout(config, "resid_pdrop", "embd_pdrop", "attention_dropout"))
-    return dense(body, traits, same_window(config, body.layers))
 
 
 def gemma(config: Config) -> Language:
@@ -128,52 +122,112 @@ def gemma3_text(config: Config) -> Language:
     return dense(body, _gemma_traits(config, sandwich=True, qk_norm=True), windows)
 
 
+def granite(config: Config) -> Language:
+    """IBM Granite 3: Llama with scaled residuals."""
+    defaults = Defaults(vocab=32000, hidden=4096, ffn=11008, layers=32, heads=32, positions=2048)
+    return _llama_like(config, defaults)
+
+
+def smollm3(config: Config) -> Language:
+    """SmolLM3: Llama, some of whose layers have no positions."""
+    defaults = Defaults(
+        vocab=128256, hidden=2048, ffn=11008, layers=36, heads=16, kv_heads=4, positions=32768, tied=True
+    )
+    if config.flag("use_sliding_window", default=False):
+        raise config.error("windows are not supported for this family", "use_sliding_window")
+    return _llama_like(config, defaults)
+
+
+def olmo2(config: Config) -> Language:
+    """OLMo 2: norms behind attention and MLP only, query and key norms over all heads."""
+    defaults = Defaults(vocab=50304, hidden=4096, ffn=11008, layers=32, heads=32, positions=2048)
+    body = read_body(config, defaults, whole_heads=True)
+    bias = config.flag("attention_bias", default=False)
+    traits = Traits(
+        qkv_bias=bias,
+        out_bias=bias,
+        qk_norm=True,
+        whole_qk_norm=True,
+        sandwich=True,
+        pre_norm=False,
+        dropout=dropout(config, "attention_dropout"),
+    )
+    return dense(body, traits, (None,) * body.layers)
+
+
 def dense(body: Body, traits: Traits, windows: Windows) -> Language:
     """Return a decoder of equal blocks but for their attention windows."""
+    mlp = gated_mlp(body.hidden, body.ffn, bias=traits.mlp_bias)
+    return decoder(body, traits, repeat(windows, lambda window: block(body, traits, window, mlp)))
+
+
+def decoder(body: Body, traits: Traits, blocks: tuple[Layer, ...]) -> Language:
+    """Return the language model around `blocks`."""
+    norm = layer_norm if traits.layer_norms else rms_norm
     return Language(
         width=body.hidden,
         vocab=body.vocab,
         embedding=(token_table(body.vocab, body.hidden),),
-        blocks=repeat(windows, lambda window: dense_block(body, traits, window)),
-        head=(rms_norm("final_norm", body.hidden),),
+        blocks=blocks,
+        head=(norm("final_norm", body.hidden),),
+        head_bias=traits.head_bias,
         tied=body.tied,
         dropout=traits.dropout,
         max_seq_len=body.positions,
     )
 
 
-def dense_block(body: Body, traits: Traits, window: int | None) -> Layer:
-    """Return one block with a gated MLP."""
-    return block(body, traits, window, gated_mlp(body.hidden, body.ffn, bias=traits.mlp_bias))
-
-
 def block(body: Body, traits: Traits, window: int | None, mlp: tuple[Operator, ...], *, name: str = "decoder") -> Layer:
     """Return one block around the operators of its MLP or experts."""
-    shape = AttentionShape(
-        heads=body.heads,
-        kv_heads=body.kv_heads,
-        head_dim=body.head_dim,
-        qkv_bias=traits.qkv_bias,
-        out_bias=traits.out_bias,
-        qk_norm_params=body.head_dim if traits.qk_norm else 0,
-        window=window,
-    )
-    behind_attention = (rms_norm("attention_output_norm", body.hidden),) if traits.sandwich else ()
-    behind_mlp = (rms_norm("mlp_output_norm", body.hidden),) if traits.sandwich else ()
+    shape = _attention_shape(body, traits, window)
+    norm = layer_norm if traits.layer_norms else rms_norm
+
+    def norms(name: str, *, there: bool) -> tuple[Operator, ...]:
+        return (norm(name, body.hidden),) if there else ()
+
     return Layer(
         kind="decoder",
         name=name if window is None else f"{name}.window",
         width=body.hidden,
         operators=(
-            rms_norm("attention_norm", body.hidden),
+            *norms("attention_norm", there=traits.pre_norm),
             *attention(body.hidden, shape),
-            *behind_attention,
-            rms_norm("mlp_norm", body.hidden),
+            *((Parameters(name="sinks", params=body.heads),) if traits.sinks else ()),
+            *norms("attention_output_norm", there=traits.sandwich),
+            *norms("mlp_norm", there=traits.pre_norm),
             *mlp,
-            *behind_mlp,
+            *norms("mlp_output_norm", there=traits.sandwich),
         ),
         dropout=traits.dropout,
     )
+
+
+def _attention_shape(body: Body, traits: Traits, window: int | None) -> AttentionShape:
+    q_norm = k_norm = body.head_dim if traits.qk_norm else 0
+    if traits.whole_qk_norm:
+        q_norm, k_norm = q_norm * body.heads, k_norm * body.kv_heads
+    return AttentionShape(
+        heads=body.heads,
+        kv_heads=body.kv_heads,
+        head_dim=body.head_dim,
+        qkv_bias=traits.qkv_bias,
+        out_bias=traits.out_bias,
+        q_norm_params=q_norm,
+        k_norm_params=k_norm,
+        window=window,
+    )
+
+
+def _llama_like(config: Config, defaults: Defaults, *, whole_heads: bool = False) -> Language:
+    body = read_body(config, defaults, whole_heads=whole_heads)
+    bias = config.flag("attention_bias", default=False)
+    traits = Traits(
+        qkv_bias=bias,
+        out_bias=bias,
+        mlp_bias=config.flag("mlp_bias", default=False),
+        dropout=dropout(config, "attention_dropout"),
+    )
+    return dense(body, traits, (None,) * body.layers)
 
 
 def _gemma_traits(config: Config, *, sandwich: bool = False, qk_norm: bool = False) -> Traits:

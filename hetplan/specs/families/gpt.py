@@ -1,8 +1,8 @@
-"""Decoders with layer norms and a plain MLP: GPT-2 (and GPT-3), GPT-NeoX, Phi 1 and 2, BLOOM, OPT, Falcon."""
+"""Decoders with layer norms and a plain MLP: GPT-2 (and GPT-3), BLOOM, OPT, Falcon, StarCoder2."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from hetplan.specs.families.blocks import (
     AttentionShape,
@@ -53,28 +53,6 @@ def gpt2(config: Config) -> Language:
     )
     traits = PlainTraits(dropout=dropout(config, "resid_pdrop", "embd_pdrop", "attn_pdrop", default=0.1))
     return plain(body, traits, embedding=(position_table(positions, hidden),))
-
-
-def gpt_neox(config: Config) -> Language:
-    """GPT-NeoX and Pythia; `use_parallel_residual` changes the order of work, not its amount."""
-    defaults = Defaults(vocab=50432, hidden=6144, ffn=24576, layers=44, heads=64, positions=2048)
-    body = read_body(config, defaults, whole_heads=True, own_head_dim=False)
-    body = replace(body, kv_heads=body.heads)
-    bias = config.flag("attention_bias", default=True)
-    drops = dropout(config, "hidden_dropout", "attention_dropout")
-    return plain(body, PlainTraits(qkv_bias=bias, out_bias=bias, dropout=drops))
-
-
-def phi(config: Config) -> Language:
-    """Phi 1, 1.5 and 2: one norm for attention and MLP, a head with a bias."""
-    defaults = Defaults(vocab=51200, hidden=2048, ffn=8192, layers=24, heads=32, positions=2048)
-    body = read_body(config, defaults)
-    traits = PlainTraits(
-        num_norms=1,
-        qk_norm=config.flag("qk_layernorm", default=False),
-        dropout=dropout(config, "resid_pdrop", "embd_pdrop", "attention_dropout"),
-    )
-    return plain(body, traits, head_bias=True)
 
 
 def bloom(config: Config) -> Language:
@@ -176,6 +154,15 @@ def falcon(config: Config) -> Language:
     return plain(body, traits)
 
 
+def starcoder2(config: Config) -> Language:
+    """StarCoder2: grouped queries and rotary positions around a plain MLP."""
+    defaults = Defaults(vocab=49152, hidden=3072, ffn=12288, layers=30, heads=24, kv_heads=2, positions=4096, tied=True)
+    body = read_body(config, defaults)
+    bias = config.flag("use_bias", default=True)
+    drops = dropout(config, "attention_dropout", "residual_dropout", "embedding_dropout")
+    return plain(body, PlainTraits(qkv_bias=bias, out_bias=bias, mlp_bias=bias, dropout=drops))
+
+
 def _falcon_norms(config: Config, *, new: bool) -> int:
     if not config.flag("parallel_attn", default=True):
         return 2
@@ -201,13 +188,15 @@ def plain(
 
 def plain_block(body: Body, traits: PlainTraits) -> Layer:
     """Return one block with a plain MLP."""
+    head_norm = 2 * (body.hidden // body.heads) if traits.qk_norm else 0
     shape = AttentionShape(
         heads=body.heads,
         kv_heads=body.kv_heads,
         head_dim=body.head_dim,
         qkv_bias=traits.qkv_bias,
         out_bias=traits.out_bias,
-        qk_norm_params=2 * (body.hidden // body.heads) if traits.qk_norm else 0,
+        q_norm_params=head_norm,
+        k_norm_params=head_norm,
     )
     second = (_norm("mlp_norm", body.hidden, affine=traits.affine),) if traits.num_norms == 2 else ()
     return Layer(

@@ -1,11 +1,11 @@
-"""Decoders with routed experts: Mixtral, Qwen2-MoE, Qwen3-MoE, GLM-4.5."""
+"""Decoders with routed experts: Mixtral, Qwen2-MoE, Qwen3-MoE; and the layout others share."""
 
 from __future__ import annotations
 
-from hetplan.specs.families.blocks import Language, MoeShape, gated_mlp, moe, repeat, rms_norm, token_table
+from hetplan.specs.families.blocks import Language, MoeShape, gated_mlp, moe, repeat
 from hetplan.specs.families.body import Body, Defaults, dropout, read_body
 from hetplan.specs.families.config import MAX_LAYERS, Config
-from hetplan.specs.families.dense import Traits, block
+from hetplan.specs.families.dense import Traits, block, decoder
 from hetplan.specs.families.windows import Windows, early_windows, same_window
 
 
@@ -39,13 +39,25 @@ def qwen2_moe(config: Config) -> Language:
 
 
 def qwen3_moe(config: Config) -> Language:
-    """Qwen3-MoE; also the language part of Qwen3-VL-MoE."""
+    """Qwen3-MoE."""
     defaults = Defaults(vocab=151936, hidden=2048, ffn=6144, layers=24, heads=32, kv_heads=4, positions=32768)
+    return _qwen3(config, defaults, MoeShape(experts=128, top_k=8, ffn=768))
+
+
+def qwen3_vl_moe_text(config: Config) -> Language:
+    """The language part of Qwen3-VL-MoE."""
+    defaults = Defaults(
+        vocab=151936, hidden=2048, ffn=5632, layers=24, heads=16, kv_heads=16, positions=128000, tied=True
+    )
+    return _qwen3(config, defaults, MoeShape(experts=60, top_k=4, ffn=1408))
+
+
+def _qwen3(config: Config, defaults: Defaults, experts: MoeShape) -> Language:
     body = read_body(config, defaults)
     shape = MoeShape(
-        experts=config.count("num_experts", "num_local_experts", default=128),
-        top_k=config.size("num_experts_per_tok", default=8, limit=MAX_LAYERS),
-        ffn=config.size("moe_intermediate_size", default=768),
+        experts=config.count("num_experts", "num_local_experts", default=experts.experts),
+        top_k=config.size("num_experts_per_tok", default=experts.top_k, limit=MAX_LAYERS),
+        ffn=config.size("moe_intermediate_size", default=experts.ffn),
     )
     bias = config.flag("attention_bias", default=False)
     traits = Traits(qkv_bias=bias, out_bias=bias, qk_norm=True, dropout=dropout(config, "attention_dropout"))
@@ -68,16 +80,7 @@ def sparse(body: Body, traits: Traits, windows: Windows, shape: MoeShape, routed
             name="decoder.experts" if key[1] else "decoder.dense",
         ),
     )
-    return Language(
-        width=body.hidden,
-        vocab=body.vocab,
-        embedding=(token_table(body.vocab, body.hidden),),
-        blocks=blocks,
-        head=(rms_norm("final_norm", body.hidden),),
-        tied=body.tied,
-        dropout=traits.dropout,
-        max_seq_len=body.positions,
-    )
+    return decoder(body, traits, blocks)
 
 
 def require_top_k(config: Config, shape: MoeShape) -> None:

@@ -8,8 +8,17 @@ from typing import TypeVar
 
 from hetplan.specs.families.blocks import Language, language_module, rms_norm
 from hetplan.specs.families.config import Config
-from hetplan.specs.families.dense import gemma3_text, llama, mistral, qwen2, qwen2_vl_text, qwen3
-from hetplan.specs.families.vision import Tower, clip_tower, qwen2_5_vl_tower, qwen2_vl_tower, siglip_tower
+from hetplan.specs.families.dense import gemma, gemma2, gemma3_text, llama, mistral, qwen2, qwen2_vl_text, qwen3
+from hetplan.specs.families.moe import qwen3_vl_moe_text
+from hetplan.specs.families.phi import phi, phi3
+from hetplan.specs.families.vision import (
+    Tower,
+    clip_tower,
+    qwen2_5_vl_tower,
+    qwen2_vl_tower,
+    qwen3_vl_tower,
+    siglip_tower,
+)
 from hetplan.specs.model import Activation, Layer, Linear, Model, Module
 from hetplan.units import show
 
@@ -24,6 +33,10 @@ LANGUAGES: Mapping[str, Callable[[Config], Language]] = {
     "mistral": mistral,
     "qwen2": qwen2,
     "qwen3": qwen3,
+    "gemma": gemma,
+    "gemma2": gemma2,
+    "phi": phi,
+    "phi3": phi3,
 }
 LLAVA_TOWER = {
     "model_type": "clip_vision_model",
@@ -94,6 +107,26 @@ def qwen2_5_vl(config: Config, name: str) -> Model:
     return _qwen_vl(config, name, qwen2_5_vl_tower)
 
 
+def qwen3_vl(config: Config, name: str) -> Model:
+    """Qwen3-VL with a dense language model."""
+    return _qwen3_vl(config, name, qwen3)
+
+
+def qwen3_vl_moe(config: Config, name: str) -> Model:
+    """Qwen3-VL with routed experts."""
+    return _qwen3_vl(config, name, qwen3_vl_moe_text)
+
+
+def _qwen3_vl(config: Config, name: str, read_text: Callable[[Config], Language]) -> Model:
+    vision = config.section("vision_config") or config.inside("vision_config", {})
+    text = config.section("text_config") or config.inside("text_config", {})
+    tower, projector = qwen3_vl_tower(vision)
+    language = read_text(text)
+    _require_width(vision, projector, language)
+    tied = config.flag("tie_word_embeddings", default=False)
+    return _graph(name, tower.module, projector, replace(language, tied=tied))
+
+
 def _qwen_vl(config: Config, name: str, read_tower: Callable[[Config], tuple[Tower, Module]]) -> Model:
     """Build the graph; the language fields stand in `text_config`, in older files beside it."""
     vision = config.section("vision_config") or config.inside("vision_config", {})
@@ -101,10 +134,16 @@ def _qwen_vl(config: Config, name: str, read_tower: Callable[[Config], tuple[Tow
     tower, projector = read_tower(vision)
     language = qwen2_vl_text(config if text is None else text)
     tied = config.flag("tie_word_embeddings", default=False) or language.tied
-    if projector.layers[-1].width != language.width:
-        key = "out_hidden_size" if "out_hidden_size" in vision.values else "hidden_size"
-        raise vision.error(f"the projector's {projector.layers[-1].width} is not the text's {language.width}", key)
+    _require_width(vision, projector, language)
     return _graph(name, tower.module, projector, replace(language, tied=tied))
+
+
+def _require_width(vision: Config, projector: Module, language: Language) -> None:
+    """Raise SpecError unless the projector writes as many features as the language model reads."""
+    width = projector.layers[-1].width
+    if width != language.width:
+        key = "hidden_size" if "embed_dim" in vision.values else "out_hidden_size"
+        raise vision.error(f"{width} is not the hidden_size {language.width} of the language model", key)
 
 
 def _graph(name: str, vision: Module, projector: Module, language: Language) -> Model:

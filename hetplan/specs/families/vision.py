@@ -1,4 +1,4 @@
-"""Vision towers as modules: CLIP, SigLIP, and the towers of Qwen2-VL and Qwen2.5-VL.
+"""Vision towers as modules: CLIP, SigLIP, and the towers of Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
 Patch embedding is a convolution whose stride is its kernel, so it is a product of `channels * patch**2` inputs a
 patch. A tower's layers carry their own tokens a sample: `(image / patch)**2`, plus one where there is a class token.
@@ -97,6 +97,27 @@ def qwen2_5_vl_tower(config: Config) -> tuple[Tower, Module]:
     return tower, _merger(config, tower, config.size("out_hidden_size", default=3584), norm_params=width)
 
 
+def qwen3_vl_tower(config: Config) -> tuple[Tower, Module]:
+    """Return the tower of Qwen3-VL and its mergers: one behind it, one behind each `deepstack_visual_indexes`."""
+    width = config.size("hidden_size", default=1152)
+    sizes = _read_qwen(config, width, ffn=config.size("intermediate_size", default=4304), patch=16, layers=27)
+    rows = config.size("num_position_embeddings", default=2304)
+    block = _block(sizes, layer_norm, plain_mlp(sizes.hidden, sizes.ffn), window=None)
+    tower = _qwen_tower(
+        config,
+        sizes,
+        (block,) * sizes.layers,
+        Table(name="positions", rows=rows, width=width, split="none"),
+        bias=True,
+    )
+    outputs = config.size("out_hidden_size", default=3584)
+    merger = _merger(config, tower, outputs, norm_params=2 * width)
+    joined = config.size("spatial_merge_size", default=2) ** 2
+    deep = _merger(config, tower, outputs, norm_params=2 * width * joined)
+    num_deep = len(config.indices("deepstack_visual_indexes", default=(8, 16, 24)))
+    return tower, replace(merger, layers=(*deep.layers * num_deep, *merger.layers))
+
+
 def _read(config: Config, *, patch: int) -> _Sizes:
     hidden = config.size("hidden_size", default=768)
     heads = config.size("num_attention_heads", default=12, limit=MAX_LAYERS)
@@ -117,10 +138,10 @@ def _read(config: Config, *, patch: int) -> _Sizes:
     )
 
 
-def _read_qwen(config: Config, width: int, *, ffn: int) -> _Sizes:
+def _read_qwen(config: Config, width: int, *, ffn: int, patch: int = 14, layers: int = 32) -> _Sizes:
     heads = config.size("num_heads", "num_attention_heads", default=16, limit=MAX_LAYERS)
     require_multiple(config, config.key_of("embed_dim", "hidden_size"), width, "num_heads", heads)
-    patch = config.size("patch_size", default=14)
+    patch = config.size("patch_size", default=patch)
     image = config.optional_size("image_size")
     if image is None:
         image = ASSUMED_IMAGE_SIZE
@@ -130,7 +151,7 @@ def _read_qwen(config: Config, width: int, *, ffn: int) -> _Sizes:
     return _Sizes(
         hidden=width,
         ffn=ffn,
-        layers=config.size("depth", "num_hidden_layers", default=32, limit=MAX_LAYERS),
+        layers=config.size("depth", "num_hidden_layers", default=layers, limit=MAX_LAYERS),
         heads=heads,
         channels=config.size("in_channels", default=3),
         patch=patch,
@@ -193,13 +214,16 @@ def _tower(sizes: _Sizes, embedding: Layer, tokens: int, *, behind: tuple[Operat
     )
 
 
-def _qwen_tower(config: Config, sizes: _Sizes, blocks: tuple[Layer, ...]) -> Tower:
+def _qwen_tower(
+    config: Config, sizes: _Sizes, blocks: tuple[Layer, ...], *embedding: Operator, bias: bool = False
+) -> Tower:
     frames = config.size("temporal_patch_size", default=2)
     inputs = sizes.channels * frames * sizes.patch**2
     tokens = sizes.patches_a_side**2
-    embedding = _embedding(sizes, tokens, Linear(name="patches", inputs=inputs, outputs=sizes.hidden, split="none"))
+    patches = Linear(name="patches", inputs=inputs, outputs=sizes.hidden, bias=bias, split="none")
+    first = _embedding(sizes, tokens, patches, *embedding)
     return Tower(
-        module=Module(name="vision", layers=(embedding, *blocks)),
+        module=Module(name="vision", layers=(first, *blocks)),
         width=sizes.hidden,
         tokens=tokens,
         patches_a_side=sizes.patches_a_side,
