@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from itertools import islice
 from typing import Literal
 
@@ -17,8 +18,10 @@ from hetplan.errors import UsageError
 
 UnitKind = Literal["bytes", "bytes/s", "s", "flop", "flop/s", "W", "USD/h", "USD/B"]
 
-_DECIMAL = {"": 1.0, "k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15, "E": 1e18}
-_BINARY = {"Ki": 2.0**10, "Mi": 2.0**20, "Gi": 2.0**30, "Ti": 2.0**40, "Pi": 2.0**50}
+_Factors = Mapping[str, Decimal]
+
+_DECIMAL: _Factors = {p: Decimal(10) ** n for p, n in zip(("", *"kKMGTPE"), (0, 3, 3, 6, 9, 12, 15, 18), strict=True)}
+_BINARY: _Factors = {f"{p}i": Decimal(1024) ** n for n, p in enumerate("KMGTP", start=1)}
 _NUMBER = re.compile(r"([+-]?(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]{1,4})?)\s*(.*)", re.DOTALL)
 _NOT_A_NUMBER = re.compile(r"[+-]?\.?(nan|inf(inity)?)\b", re.IGNORECASE)
 _MAX_TEXT = 64
@@ -32,35 +35,45 @@ class _Kind:
 
     what: str
     example: str
-    units: Mapping[str, float]
+    units: _Factors
     smallest: float
     largest: float
 
 
-def _byte_units(suffix: str = "") -> dict[str, float]:
+def _byte_units(suffix: str = "") -> dict[str, Decimal]:
     """Decimal and binary multiples of a byte, each followed by `suffix`."""
-    return {f"{prefix}B{suffix}": factor for prefix, factor in (_DECIMAL | _BINARY).items()}
+    return {f"{prefix}B{suffix}": factor for prefix, factor in {**_DECIMAL, **_BINARY}.items()}
 
 
-def _rate_units() -> dict[str, float]:
+def _rate_units() -> dict[str, Decimal]:
     """Bytes and bits a second."""
-    bits = {f"{prefix}bit/s": factor / 8 for prefix, factor in (_DECIMAL | _BINARY).items()}
+    bits = {f"{prefix}bit/s": factor / 8 for prefix, factor in {**_DECIMAL, **_BINARY}.items()}
     bps = {f"{prefix}bps": factor / 8 for prefix, factor in _DECIMAL.items()}
     return _byte_units("/s") | bits | bps
 
 
-def _flop_units(*names: str) -> dict[str, float]:
+def _flop_units(*names: str) -> dict[str, Decimal]:
     """Work, or work a second, under each of its usual names."""
     return {f"{prefix}{name}": factor for name in names for prefix, factor in _DECIMAL.items()}
 
 
+_POWER_UNITS: _Factors = {"W": Decimal(1), "kW": Decimal(1000), "mW": Decimal("1e-3")}
 _KINDS: Mapping[UnitKind, _Kind] = {
     "bytes": _Kind(what="a size", example="80 GiB", units=_byte_units(), smallest=1.0, largest=1e18),
     "bytes/s": _Kind(what="a bandwidth", example="200 Gbit/s", units=_rate_units(), smallest=1.0, largest=1e18),
     "s": _Kind(
         what="a time",
         example="5 us",
-        units={"s": 1.0, "ms": 1e-3, "us": 1e-6, "µs": 1e-6, "μs": 1e-6, "ns": 1e-9, "min": 60.0, "h": 3600.0},
+        units={
+            "s": Decimal(1),
+            "ms": Decimal("1e-3"),
+            "us": Decimal("1e-6"),
+            "µs": Decimal("1e-6"),
+            "μs": Decimal("1e-6"),
+            "ns": Decimal("1e-9"),
+            "min": Decimal(60),
+            "h": Decimal(3600),
+        },
         smallest=1e-12,
         largest=1e10,
     ),
@@ -72,12 +85,12 @@ _KINDS: Mapping[UnitKind, _Kind] = {
         smallest=1.0,
         largest=1e21,
     ),
-    "W": _Kind(what="a power", example="400 W", units={"W": 1.0, "kW": 1e3, "mW": 1e-3}, smallest=1e-3, largest=1e8),
-    "USD/h": _Kind(what="a price", example="1.89 USD/h", units={"USD/h": 1.0}, smallest=1e-9, largest=1e9),
+    "W": _Kind(what="a power", example="400 W", units=_POWER_UNITS, smallest=1e-3, largest=1e8),
+    "USD/h": _Kind(what="a price", example="1.89 USD/h", units={"USD/h": Decimal(1)}, smallest=1e-9, largest=1e9),
     "USD/B": _Kind(
         what="a price of traffic",
         example="0.02 USD/GB",
-        units={f"USD/{unit}": 1.0 / factor for unit, factor in _byte_units().items()},
+        units={f"USD/{unit}": 1 / factor for unit, factor in _byte_units().items()},
         smallest=1e-24,
         largest=1.0,
     ),
@@ -105,9 +118,14 @@ def parse_quantity(text: str, kind: UnitKind) -> float:
         raise UsageError(f"{wanted}, found {show(number)} without a unit")
     if unit not in spec.units:
         raise UsageError(f"{wanted}, found the unit {show(unit)}{_unit_hint(unit, spec)}")
-    value = float(number) * spec.units[unit]
+    value = _base(number, spec.units[unit])
     _refuse_senseless(value, text, spec)
     return value
+
+
+def _base(number: str, factor: Decimal) -> float:
+    """The float nearest to `number * factor`, so that `15 us` is exactly 15e-6."""
+    return float(Decimal(number) * factor)
 
 
 def _refuse_senseless(value: float, text: str, spec: _Kind) -> None:
@@ -130,21 +148,21 @@ def _unit_hint(unit: str, spec: _Kind) -> str:
 
 
 def quantity_text(value: float, kind: UnitKind) -> str:
-    """Return the shortest text that `parse_quantity` turns back into exactly `value`."""
-    best = ""
-    for unit, factor in _KINDS[kind].units.items():
-        if not unit.isascii():
-            continue
-        text = f"{_number_text(value / factor)} {unit}"
-        exact = float(text.split()[0]) * factor == value
-        if exact and (not best or len(text) < len(best)):
-            best = text
-    return best
+    """Return the shortest text that `parse_quantity` turns back into exactly `value`, without an exponent if it can."""
+    texts = [
+        f"{number} {unit}"
+        for unit, factor in _KINDS[kind].units.items()
+        if unit.isascii()
+        for number in _number_texts(float(Decimal(value) / factor))
+        if _base(number, factor) == value
+    ]
+    return min(texts, key=lambda text: ("e" in text.split()[0], len(text)))
 
 
-def _number_text(value: float) -> str:
-    """`repr`, without the `.0` of whole numbers."""
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
+def _number_texts(value: float) -> set[str]:
+    """`value` in 12 digits and in all, without the `.0` of whole numbers."""
+    exact = (float(f"{value:.12g}"), value)
+    return {str(int(each)) if each.is_integer() and abs(each) < 1e15 else repr(each) for each in exact}
 
 
 def show(value: str, limit: int = 60) -> str:
@@ -174,7 +192,7 @@ def format_bytes(num_bytes: float) -> str:
     """`79.15 GiB`, `512 MiB`, `12 B`."""
     size = abs(num_bytes)
     for unit in ("TiB", "GiB", "MiB", "KiB"):
-        factor = _BINARY[unit[:2]]
+        factor = float(_BINARY[unit[:2]])
         if size >= factor and not (unit == "TiB" and size < 10 * factor):
             return f"{_significant(num_bytes / factor)} {unit}"
     return f"{num_bytes:.0f} B"
@@ -239,8 +257,9 @@ def _with_prefix(value: float) -> str:
     """Three significant digits, a space and a decimal prefix."""
     size = abs(value)
     for prefix in ("E", "P", "T", "G", "M", "k"):
-        if size >= _DECIMAL[prefix] * 0.9995:
-            return f"{_significant(value / _DECIMAL[prefix])} {prefix}"
+        factor = float(_DECIMAL[prefix])
+        if size >= factor * 0.9995:
+            return f"{_significant(value / factor)} {prefix}"
     return f"{_significant(value)} "
 
 

@@ -15,8 +15,8 @@ from hetplan.specs.scalars import (
     describe,
     flag_of,
     integer_of,
-    is_integer,
     is_null,
+    is_numeric,
     number_of,
     plain_of,
 )
@@ -260,9 +260,9 @@ class Fields:
         return tuple(self._sub_fields(item, f"{key}[{index}]") for index, item in enumerate(items))
 
     def is_text(self, key: str) -> bool:
-        """Whether the value is a single scalar that is no whole number (quoted digits are a text)."""
+        """Whether the value is a single scalar that is no number (quoted digits are a text)."""
         entry = self._node.entries.get(key)
-        return entry is not None and isinstance(entry[1], Scalar) and not is_integer(entry[1])
+        return entry is not None and isinstance(entry[1], Scalar) and not is_numeric(entry[1])
 
     def is_mapping(self, key: str) -> bool:
         """Whether the value is a mapping."""

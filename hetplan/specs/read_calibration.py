@@ -55,9 +55,11 @@ DEVICE_KEYS = (
     _Key(attribute="memory_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="layer_overhead_s", unit="s"),
     _Key(attribute="link_fraction", minimum=_TINY, maximum=1.5),
+    _Key(attribute="pcie_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="link_latency_s", unit="s"),
     _Key(attribute="memory_overhead_fraction"),
     _Key(attribute="reserve_bytes", unit="bytes"),
+    _Key(attribute="idle_power_fraction"),
 )
 NETWORK_KEYS = (
     _Key(attribute="bandwidth_fraction", minimum=_TINY, maximum=1.5),

@@ -76,6 +76,9 @@ def _changed_device(name: str, base: Device, entry: Fields) -> Device:
     memory = entry.quantity("memory", "bytes", default=base.memory_bytes, positive=True)
     usable = base.usable_memory_bytes * (memory / base.memory_bytes)
     link = entry.quantity("link_bandwidth", "bytes/s", default=base.link_bandwidth_bytes_per_s)
+    pair = (
+        min(link, base.pair_bandwidth_bytes_per_s) if entry.has("link_bandwidth") else base.pair_bandwidth_bytes_per_s
+    )
     peaks = dict(base.peak_flop_per_s) | _peaks(entry.fields("peak", required=False))
     return replace(
         base,
@@ -88,7 +91,7 @@ def _changed_device(name: str, base: Device, entry: Fields) -> Device:
         ),
         peak_flop_per_s=peaks,
         link_bandwidth_bytes_per_s=link,
-        pair_bandwidth_bytes_per_s=entry.quantity("pair_bandwidth", "bytes/s", default=base.pair_bandwidth_bytes_per_s),
+        pair_bandwidth_bytes_per_s=entry.quantity("pair_bandwidth", "bytes/s", default=pair),
         pcie_bandwidth_bytes_per_s=entry.quantity(
             "pcie_bandwidth", "bytes/s", default=base.pcie_bandwidth_bytes_per_s, positive=True
         ),
@@ -145,5 +148,5 @@ def _check(device: Device, entry: Fields) -> None:
     if device.usable_memory_bytes > device.memory_bytes:
         more = f"{format_bytes(device.usable_memory_bytes)} is more than the {format_bytes(device.memory_bytes)}"
         raise entry.error(f"{more} the device has", "usable_memory")
-    if device.pair_bandwidth_bytes_per_s > device.link_bandwidth_bytes_per_s:
+    if 0 < device.link_bandwidth_bytes_per_s < device.pair_bandwidth_bytes_per_s:
         raise entry.error("a pair of devices cannot have more than all links together", "pair_bandwidth")

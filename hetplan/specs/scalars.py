@@ -34,6 +34,11 @@ def is_integer(scalar: Scalar) -> bool:
     return scalar.plain and _INTEGER.fullmatch(scalar.text) is not None
 
 
+def is_numeric(scalar: Scalar) -> bool:
+    """Whether any number is written."""
+    return scalar.plain and _NUMBER.fullmatch(scalar.text) is not None
+
+
 def flag_of(node: Node) -> bool:
     """Return the truth value written.
 
