@@ -171,13 +171,13 @@ def show(value: str, limit: int = 60) -> str:
     return "'" + (text if len(text) <= limit else text[: limit - 3] + "...") + "'"
 
 
-def hint(word: str, known: Iterable[str]) -> str:
-    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing when none is near."""
+def hint(word: str, known: Iterable[str], *, nearness: float = 0.6) -> str:
+    """Return `; did you mean 'x'?` for the nearest of `known`, or nothing when none is near (1: equal)."""
     if len(word) > _MAX_TEXT:
         return ""
     names = [name for name in islice(known, _MAX_NAMES) if len(name) <= _MAX_TEXT]
     same_letters = [name for name in names if name.casefold() == word.casefold()]
-    close = same_letters or difflib.get_close_matches(word, names, 1, 0.6)
+    close = same_letters or difflib.get_close_matches(word, names, 1, nearness)
     return f"; did you mean {show(close[0])}?" if close else ""
 
 

@@ -20,7 +20,7 @@ from hetplan.specs.scalars import (
     number_of,
     plain_of,
 )
-from hetplan.units import UnitKind, hint, parse_quantity, show
+from hetplan.units import UnitKind, escape, hint, parse_quantity, show
 
 
 class _Absent(Enum):
@@ -67,7 +67,7 @@ class Fields:
         """Return a located error about `key` (or one item of its list), or about this mapping."""
         item = "" if index is None else f"[{index}]"
         path = self.path if key is None else _join(self.path, key) + item
-        return SpecError(message, location=self.location(key, index), path=path)
+        return SpecError(escape(message), location=self.location(key, index), path=path)
 
     def finish(self, known: Iterable[str] = ()) -> None:
         """Refuse keys that are neither `known` nor asked for by a method.
@@ -289,7 +289,7 @@ class Fields:
         if entry is not None:
             return entry[1]
         if required:
-            near = hint(key, [name for name in self._node.entries if name not in self._taken])
+            near = hint(key, [name for name in self._node.entries if name not in self._taken], nearness=0.78)
             raise self.error(f"key {show(key)} is missing{near.replace('did you mean', 'is it')}")
         return None
 

@@ -95,8 +95,9 @@ def _groups(table: Mapping[str, Fields], find: FindDevice) -> tuple[Group, ...]:
 def _group(name: str, fields: Fields, find: FindDevice) -> Group:
     """Decode one group."""
     _check_name(name, fields)
+    device_name = fields.text("device")
     try:
-        device = find(fields.text("device"))
+        device = find(device_name)
     except HetplanError as error:
         raise fields.error(str(error), "device") from None
     nodes = _nodes(name, fields)

@@ -162,6 +162,8 @@ def test_links_may_be_taken_away():
         ("price: 0.02 USD/GB", "pairs: p.csv", "only be read next to a cluster file"),
         ("{like: A100-SXM4-80GB,", "{like: A100,", "devices.MyCard.like: unknown device 'A100'"),
         ("{like: A100-SXM4-80GB,", "{", "key 'peak' is missing"),
+        ("  v100: {device: V100-SXM2-32GB,", "  v100: {", "lab.yaml:24:9: groups.v100: key 'device' is missing"),
+        ("    memory_bandwidth: 864 GB/s\n", "", "devices.NewCard: key 'memory_bandwidth' is missing"),
         ("    tdp: 350 W\n", "", "devices.NewCard: key 'tdp' is missing"),
         ("{bf16: 181 TFLOP/s, fp16: 181 TFLOP/s}", "{}", "expected a peak for at least one of"),
         ("{bf16: 181 TFLOP/s, fp16: 181 TFLOP/s}", "{bf15: 181 TFLOP/s}", "unknown key 'bf15'; did you mean 'bf16'?"),
