@@ -25,10 +25,10 @@ def read(text: str) -> Cluster:
 
 
 def refused(text: str) -> str:
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(SpecError) as caught:
         read(text)
-    assert time.perf_counter() - start < 2.0
+    assert time.process_time() - start < 2.0
     assert str(caught.value).isprintable()
     return str(caught.value)
 
@@ -316,9 +316,9 @@ def test_a_bad_table_is_refused_at_its_row(tmp_path, table, problem):
 def test_a_large_cluster_reads_in_a_second():
     names = ",".join(f"node{i}x" for i in range(12_800))
     text = SMALL.replace("80GB, nodes: 2", f"80GB, nodes: '{names}'")
-    start = time.perf_counter()
+    start = time.process_time()
     assert read(text).num_devices == 12_800 * 8 + 16
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 def test_many_groups_are_checked_quickly():

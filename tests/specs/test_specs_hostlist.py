@@ -54,12 +54,12 @@ def test_a_hostlist_stands_for_names_in_order(text, names):
     ],
 )
 def test_what_is_no_hostlist_is_refused_at_once(text, problem):
-    start = time.perf_counter()
+    start = time.process_time()
     with pytest.raises(UsageError) as caught:
         expand_hostlist(text)
     assert problem in str(caught.value)
     assert str(caught.value).isprintable()
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5
 
 
 def test_the_number_of_names_may_be_limited_further():
