@@ -1,11 +1,12 @@
 """Seconds of communication inside a stage's mesh that nothing hides, for many options at once.
 
-**tp.** Each linear whose outputs are cut (`column`, `vocab`) needs its whole input, each whose inputs are cut (`row`)
-and each vocabulary-cut table sums its output over the group. With sequence parallelism the former is an all-gather,
-the latter a reduce-scatter; backward they swap, and the gathered input, which was not kept, is gathered again behind
-the data-gradient product, of which only the excess counts (Korthikanti 2022, arXiv:2205.05198). Without it, the
-former costs an all-reduce backward only, the latter an all-reduce forward only (Shoeybi 2019, arXiv:1909.08053).
-Cross-entropy adds three all-reduces of one fp32 number a token. A share `Overlap.tp_fraction` of all this is hidden.
+**tp.** A linear whose outputs are cut (`column`, `vocab`) needs its whole input, once where several in a row read the
+same one (q, k, v; gate, up); a linear whose inputs are cut (`row`) and a vocabulary-cut table sum their outputs over
+the group. With sequence parallelism the former is an all-gather and the latter a reduce-scatter; backward they swap,
+and the gathered input, which was not kept, is gathered again behind the data-gradient product, of which only the
+excess counts (Korthikanti 2022, arXiv:2205.05198). Without it, the former costs an all-reduce backward only, the latter
+an all-reduce forward only (Shoeybi 2019, arXiv:1909.08053). Cross-entropy adds three all-reduces of one fp32 number a
+token. A share `Overlap.tp_fraction` of all this is hidden.
 
 **cp.** Ring attention: keys and values go around in `cp - 1` steps, each behind the attention of the chunk at hand;
 the excess counts. Backward moves keys, values and their gradients (Liu 2023, arXiv:2310.01889).
@@ -43,16 +44,25 @@ class Communication:
 def layer_communication(layer: Layer, batch: Batch) -> Communication:
     """Return what one layer exposes."""
     tokens_o = batch.tokens_o(layer.tokens_per_sample)
-    parts = [_operator(operator, layer, batch, tokens_o) for operator in layer.operators]
+    parts = []
+    whole = False
+    for operator in layer.operators:
+        if isinstance(operator, Linear) and operator.split in ("column", "vocab"):
+            if operator.reads_new_input or not whole:
+                parts.append(_gathered_input(operator, layer, batch, tokens_o))
+            whole = True
+            continue
+        if isinstance(operator, Experts) or (isinstance(operator, Linear) and operator.reads_new_input):
+            whole = False
+        parts.append(_operator(operator, layer, batch, tokens_o))
     return Communication(
         **{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Communication)}
     )
 
 
 def _operator(operator: Operator, layer: Layer, batch: Batch, tokens_o: Floats) -> Communication:
+    """Return what one operator exposes, but for linears that need their whole input."""
     match operator:
-        case Linear(split="column" | "vocab", reads_new_input=True):
-            return _gathered_input(operator, layer, batch, tokens_o)
         case Linear(split="row"):
             return _summed_output(operator.outputs, batch, tokens_o)
         case Table(split="vocab"):
