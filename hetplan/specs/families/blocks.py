@@ -170,7 +170,7 @@ def language_module(language: Language, name: str = "language") -> Module:
     head = Layer(
         kind="head",
         name="head",
-        width=language.vocab,
+        width=language.width,
         operators=(*language.head, logits, Loss(name="loss", vocab=language.vocab)),
     )
     return Module(name=name, layers=(embedding, *language.blocks, *language.extra, head))

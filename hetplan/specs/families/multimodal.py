@@ -99,12 +99,12 @@ def gemma3(config: Config, name: str) -> Model:
 
 def qwen2_vl(config: Config, name: str) -> Model:
     """Qwen2-VL."""
-    return _qwen_vl(config, name, qwen2_vl_tower)
+    return _qwen_vl(config, name, qwen2_vl_tower, "hidden_size")
 
 
 def qwen2_5_vl(config: Config, name: str) -> Model:
     """Qwen2.5-VL."""
-    return _qwen_vl(config, name, qwen2_5_vl_tower)
+    return _qwen_vl(config, name, qwen2_5_vl_tower, "out_hidden_size")
 
 
 def qwen3_vl(config: Config, name: str) -> Model:
@@ -122,27 +122,26 @@ def _qwen3_vl(config: Config, name: str, read_text: Callable[[Config], Language]
     text = config.section("text_config") or config.inside("text_config", {})
     tower, projector = qwen3_vl_tower(vision)
     language = read_text(text)
-    _require_width(vision, projector, language)
+    _require_width(vision, "out_hidden_size", projector, language)
     tied = config.flag("tie_word_embeddings", default=False)
     return _graph(name, tower.module, projector, replace(language, tied=tied))
 
 
-def _qwen_vl(config: Config, name: str, read_tower: Callable[[Config], tuple[Tower, Module]]) -> Model:
+def _qwen_vl(config: Config, name: str, read_tower: Callable[[Config], tuple[Tower, Module]], output_key: str) -> Model:
     """Build the graph; the language fields stand in `text_config`, in older files beside it."""
     vision = config.section("vision_config") or config.inside("vision_config", {})
     text = config.section("text_config")
     tower, projector = read_tower(vision)
     language = qwen2_vl_text(config if text is None else text)
     tied = config.flag("tie_word_embeddings", default=False) or language.tied
-    _require_width(vision, projector, language)
+    _require_width(vision, output_key, projector, language)
     return _graph(name, tower.module, projector, replace(language, tied=tied))
 
 
-def _require_width(vision: Config, projector: Module, language: Language) -> None:
+def _require_width(vision: Config, key: str, projector: Module, language: Language) -> None:
     """Raise SpecError unless the projector writes as many features as the language model reads."""
     width = projector.layers[-1].width
     if width != language.width:
-        key = "hidden_size" if "embed_dim" in vision.values else "out_hidden_size"
         raise vision.error(f"{width} is not the hidden_size {language.width} of the language model", key)
 
 
