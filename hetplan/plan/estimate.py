@@ -15,21 +15,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.costs.prices import Prices
-from hetplan.costs.records import MemoryUse, StageOption
+from hetplan.costs.records import StageOption
+from hetplan.plan.memory import mesh_memory
 from hetplan.plan.placement import Indices, is_placed, mesh_devices, most_on_a_node, place, places_of, same_domain
-from hetplan.plan.program import held_counts
 from hetplan.plan.records import Estimate, Layout, Replica, StageEstimate, TimeParts
-from hetplan.plan.stages import (
-    SAVED,
-    HeldRun,
-    StageWork,
-    boundary_seconds,
-    option_of,
-    sharded_work,
-    span_sums,
-    stage_work,
-)
-from hetplan.plan.sync import Ending, Mesh, StepEnd, ending, finish_step, held_runs, shard_degrees
+from hetplan.plan.stages import HeldRun, StageWork, boundary_seconds, option_of, sharded_work, stage_work
+from hetplan.plan.sync import Ending, Mesh, StepEnd, ending, finish_step, held_runs
 from hetplan.plan.timing import Durations, Finish, pipeline_finish
 
 
@@ -198,9 +189,8 @@ def _busy_s(row: RowWork, q: int) -> float:
 def _stage_estimates(work: Work, prices: Prices) -> Iterator[StageEstimate]:
     for index, row in enumerate(work.rows):
         replica = row.replica
-        held = held_counts(work.layout.schedule, replica.pp, replica.num_microbatches, replica.vpp)
         for q in range(replica.pp):
-            counts = _peak_counts(prices, row, q, held[q])
+            in_flight, memory = mesh_memory(work.layout, prices, (index, q))
             yield StageEstimate(
                 replica=index,
                 stage=q,
@@ -208,44 +198,10 @@ def _stage_estimates(work: Work, prices: Prices) -> Iterator[StageEstimate]:
                 forward_s=sum(stage.forward_s for stage in row.work[q :: replica.pp]),
                 backward_s=sum(stage.backward_s for stage in row.work[q :: replica.pp]),
                 busy_s=_busy_s(row, q),
-                in_flight=sum(counts),
-                memory=stage_memory(work.layout, prices, (index, q), counts),
+                in_flight=in_flight,
+                memory=memory,
                 capacity_bytes=prices.capacity_bytes(row.options[q].group),
             )
-
-
-def _peak_counts(prices: Prices, row: RowWork, q: int, moments: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Return the held microbatches of each virtual stage at the moment that holds most bytes."""
-    if len(moments) == 1:
-        return moments[0]
-    chunks = range(q, len(row.options), row.replica.pp)
-    spans = [(row.replica.stages[v].first_layer, row.replica.stages[v].end_layer) for v in chunks]
-    saved = [span_sums(prices, row.options[v], *span)[SAVED] for v, span in zip(chunks, spans, strict=True)]
-    return max(moments, key=lambda counts: sum(c * s for c, s in zip(counts, saved, strict=True)))
-
-
-def stage_memory(layout: Layout, prices: Prices, mesh: Mesh, counts: tuple[int, ...]) -> MemoryUse:
-    """Return the peak of one device of a physical stage; virtual stages add up, but for what they take turns to use."""
-    row, q = mesh
-    replica = layout.replicas[row]
-    uses = []
-    for chunk, count in enumerate(counts):
-        v = chunk * replica.pp + q
-        stage = replica.stages[v]
-        degrees = shard_degrees(layout, row, v)
-        span = (stage.first_layer, stage.end_layer)
-        uses.append(prices.memory(option_of(stage, replica), span, count, layout.sharding, degrees))
-    if len(uses) == 1:
-        return uses[0]
-    return MemoryUse(
-        weights_bytes=sum(use.weights_bytes for use in uses),
-        gradients_bytes=sum(use.gradients_bytes for use in uses),
-        optimizer_bytes=sum(use.optimizer_bytes for use in uses),
-        activations_bytes=sum(use.activations_bytes for use in uses),
-        logits_bytes=max(use.logits_bytes for use in uses),
-        buffers_bytes=max(use.buffers_bytes for use in uses),
-        reserve_bytes=max(use.reserve_bytes for use in uses),
-    )
 
 
 def _parts(work: Work, replica_s: tuple[float, ...], end: StepEnd) -> tuple[TimeParts, float]:

@@ -40,6 +40,8 @@ class Limits:
     """Every replica takes the same microbatch size and count."""
     tp_within_node: bool = True
     """Tensor-parallel groups stay inside one fast-link domain."""
+    allow_mixed_vendors: bool = True
+    """Ranks of different vendors may exchange data (over the network, by a bridge such as gloo)."""
     min_decoder_layers: int = 0
     """Decoder layers every stage must hold."""
     pinned_layers: tuple[int, ...] | None = None

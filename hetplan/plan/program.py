@@ -27,6 +27,8 @@ import numpy as np
 from hetplan.errors import UsageError
 from hetplan.plan.records import ScheduleName
 
+MOST_PASSES = 2**21
+"""Forward passes a pipeline may have; more would take longer than a second to time."""
 Kind = Literal["F", "B", "I", "W"]
 _HEAD = re.compile(r"(gpipe|1f1b|interleaved|zero-bubble) pp=([0-9]{1,9}) vpp=([0-9]{1,9}) microbatches=([0-9]{1,9})")
 _WORD = re.compile(r"(0|[1-9][0-9]{0,8})([FBIW])(0|[1-9][0-9]{0,8})")
@@ -76,6 +78,8 @@ def schedule_errors(schedule: ScheduleName, pp: int, num_microbatches: int, vpp:
     """Return why a schedule cannot run these counts (empty: it can)."""
     if pp < 1 or num_microbatches < 1 or vpp < 1:
         return (f"pp {pp}, vpp {vpp} and {num_microbatches} microbatches must all be at least 1",)
+    if pp * vpp * num_microbatches > MOST_PASSES:
+        return (f"{num_microbatches} microbatches on {pp * vpp} stages are more than can be ordered ({MOST_PASSES})",)
     if schedule == "interleaved":
         if vpp > 1 and pp > 1 and num_microbatches % pp:
             return (

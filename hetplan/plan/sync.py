@@ -114,7 +114,7 @@ def held_runs(layout: Layout, ranks_per_node: Mapping[Mesh, int]) -> tuple[HeldR
     runs: list[HeldRun] = []
     for first, end in pairwise(cuts):
         holders = []
-        for row, v in _stages_over(layout, first):
+        for row, v in stages_over(layout, first):
             replica = layout.replicas[row]
             stage = replica.stages[v]
             holders.append(
@@ -129,7 +129,7 @@ def held_runs(layout: Layout, ranks_per_node: Mapping[Mesh, int]) -> tuple[HeldR
     return tuple(runs)
 
 
-def _stages_over(layout: Layout, layer: int) -> list[tuple[int, int]]:
+def stages_over(layout: Layout, layer: int) -> list[tuple[int, int]]:
     """Return (row, virtual stage) of every stage that holds a layer."""
     return [
         (row, v)
@@ -152,7 +152,7 @@ def shard_degrees(layout: Layout, row: int, stage: int) -> ShardDegrees:
     for replica in layout.replicas:
         cuts.update(s.first_layer for s in replica.stages if own.first_layer < s.first_layer < own.end_layer)
     for layer in cuts:
-        holders = [(layout.replicas[r], layout.replicas[r].stages[v]) for r, v in _stages_over(layout, layer)]
+        holders = [(layout.replicas[r], layout.replicas[r].stages[v]) for r, v in stages_over(layout, layer)]
         equal = [(replica.copies * s.dp * s.cp, s.ep) for replica, s in holders if s.tp == own.tp]
         dense.append(sum(ranks for ranks, _ in equal))
         expert.append(sum(ranks // ep for ranks, ep in equal if ep == own.ep))
@@ -163,7 +163,7 @@ def ending(layout: Layout, prices: Prices, options: Sequence[Sequence[StageOptio
     """Return what has to happen after the backward passes of a layout."""
     buckets: list[Bucket] = []
     for run in runs:
-        members = tuple(_member(layout, prices, options, run, at) for at in _stages_over(layout, run.first_layer))
+        members = tuple(_member(layout, prices, options, run, at) for at in stages_over(layout, run.first_layer))
         for expert in (False, True):
             bucket = _bucket(layout, prices, run, members, expert=expert)
             if bucket is not None:
@@ -207,6 +207,7 @@ def _bucket(
     holders = run.holders
     if expert:
         eps = [layout.replicas[member.row].stages[member.stage].ep for member in members]
+        params /= min(eps)
         holders = tuple(_expert_holders(h, ep) for h, ep in zip(holders, eps, strict=True))
     if sum(h.num_ranks for h in holders) == 1:
         return None
@@ -219,7 +220,7 @@ def _bucket(
         expert=expert,
         members=members,
         cost=cost,
-        lowest_share=float(params_l[0]) / params,
+        lowest_share=float(params_l[0] / params_l.sum()),
     )
 
 
