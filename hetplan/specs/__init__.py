@@ -1,1 +1,1 @@
-"""hetplan."""
+"""What the user wrote, as frozen records in base units, and the readers that decode it from YAML."""
