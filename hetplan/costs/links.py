@@ -19,6 +19,7 @@ import math
 from dataclasses import dataclass
 
 from hetplan.costs.constants import constants_of
+from hetplan.errors import CalibrationError
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Cluster, Group, Network, PairLink
 
@@ -39,7 +40,11 @@ class Link:
 
 
 def inside_link(group: Group, num_ranks: int, calibration: Calibration) -> Link:
-    """Return the link `num_ranks` devices of one node or fast-link domain share."""
+    """Return the link `num_ranks` devices of one node or fast-link domain share.
+
+    Raises:
+        CalibrationError: they have neither fast links nor PCIe.
+    """
     constants = constants_of(group, calibration)
     device = group.device
     total, pair = device.link_bandwidth_bytes_per_s, device.pair_bandwidth_bytes_per_s
@@ -54,13 +59,22 @@ def inside_link(group: Group, num_ranks: int, calibration: Calibration) -> Link:
 
 
 def pcie_link(first: Group, second: Group, calibration: Calibration) -> Link:
-    """Return the link between devices of two groups that sit in one host."""
+    """Return the link between devices of two groups that sit in one host.
+
+    Raises:
+        CalibrationError: a device states no PCIe bandwidth.
+    """
     usable, latency_s = math.inf, 0.0
     for group in (first, second):
         constants = constants_of(group, calibration)
         nominal = group.device.pcie_bandwidth_bytes_per_s
         if group.host.pcie_bandwidth_bytes_per_s is not None:
             nominal = min(nominal, group.host.pcie_bandwidth_bytes_per_s)
+        if nominal <= 0:
+            raise CalibrationError(
+                f"device {group.device.name!r} (group {group.name!r}) states neither fast links for this many devices"
+                " nor a PCIe bandwidth: give it a pcie_bandwidth in the cluster file"
+            )
         usable = min(usable, nominal * constants.pcie_fraction)
         latency_s = max(latency_s, constants.link_latency_s)
     return Link(latency_s=latency_s, bandwidth_bytes_per_s=usable, nic_bytes_per_s=usable)

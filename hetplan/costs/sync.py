@@ -2,10 +2,10 @@
 
 All holders form one ring. It goes through the devices of a node, then through the nodes of a group, then on to the
 next group, so that it crosses between two groups once each way; which groups follow each other is the tree of links
-whose slowest is fastest. The slowest link on the way sets the pace for the whole ring: a ring over InfiniBand and RoCE
-nodes runs at the rate of the Ethernet they share. A holder with tensor parallelism `tp` takes part with `1 / tp` of
-the layer and its node's NICs are divided among its `tp` slices; where degrees differ, the holder that takes longest
-for its slice decides.
+whose slowest is fastest (groups that share hosts may meet on PCIe there). The slowest link on the way sets the pace
+for the whole ring: a ring over InfiniBand and RoCE nodes runs at the rate of the Ethernet they share. A holder with
+tensor parallelism `tp` takes part with `1 / tp` of the layer and its node's NICs are divided among its `tp` slices;
+where degrees differ, the holder that takes longest for its slice decides.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from hetplan.costs.links import Link, crossing_bytes_per_s, inside_link, link_between
+from hetplan.costs.links import Link, crossing_bytes_per_s, inside_link, link_between, pcie_link
 from hetplan.costs.records import Holders
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Cluster, Group
@@ -115,7 +115,7 @@ def _bridges(cluster: Cluster, names: list[str], calibration: Calibration) -> li
     links = []
     for i, first in enumerate(names):
         for second in names[i + 1 :]:
-            link = link_between(cluster, first, second, calibration)
+            link = _bridge(cluster, first, second, calibration)
             if link is not None:
                 links.append((first, second, link))
     links.sort(key=lambda entry: -entry[2].bandwidth_bytes_per_s)
@@ -127,6 +127,16 @@ def _bridges(cluster: Cluster, names: list[str], calibration: Calibration) -> li
             root = {name: new if top == old else top for name, top in root.items()}
             chosen.append((first, second, link))
     return chosen if len(chosen) == len(names) - 1 else None
+
+
+def _bridge(cluster: Cluster, first: str, second: str, calibration: Calibration) -> Link | None:
+    """Return the best link between two groups: their network, or PCIe where they share a host."""
+    a, b = cluster.group(first), cluster.group(second)
+    link = link_between(cluster, first, second, calibration)
+    if set(a.nodes).isdisjoint(b.nodes):
+        return link
+    host = pcie_link(a, b, calibration)
+    return host if link is None or host.bandwidth_bytes_per_s > link.bandwidth_bytes_per_s else link
 
 
 def _crossed(part: _Part, bridges: list[tuple[str, str, Link]]) -> list[Link]:

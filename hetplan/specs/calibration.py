@@ -35,7 +35,7 @@ class DeviceConstants:
     """Fraction of the nominal PCIe bandwidth that traffic between two devices of a node reaches through the host."""
     link_latency_s: float = 4e-6
     """Latency of one collective step inside a node."""
-    memory_overhead_fraction: float = 0.04
+    memory_overhead_fraction: float = 0.06
     """Allocator overhead, as a fraction of activations and buffers."""
     reserve_bytes: float = 1.5e9
     """Memory the driver, the framework and communication libraries hold."""

@@ -10,6 +10,7 @@ from hetplan.costs.collectives import exchange_inside, ring_inside
 from hetplan.costs.links import crossing_bytes_per_s, inside_link, link_between
 from hetplan.costs.prices import price
 from hetplan.costs.records import Holders, StageOption
+from hetplan.errors import CalibrationError
 from hetplan.specs.calibration import NetworkConstants
 from hetplan.specs.cluster import PairLink
 from hetplan.specs.workload import Workload
@@ -87,6 +88,13 @@ def test_without_fast_links_devices_meet_on_the_slower_of_card_and_host_pcie():
     assert inside_link(group("b", bridged), 4, EXACT).bandwidth_bytes_per_s == 31e9
     box = cluster(group("big", H100, nodes=("box",), per_node=2), group("small", L4, nodes=("box",), per_node=2))
     assert link_between(box, "big", "small", EXACT).bandwidth_bytes_per_s == 31e9
+
+
+def test_a_device_without_any_link_is_named():
+    bare = replace(L4, pcie_bandwidth_bytes_per_s=0.0)
+    prices = price(cluster(group("l", bare)), gpt(1, 1024, 16), WORK)
+    with pytest.raises(CalibrationError, match=r"'L4' \(group 'l'\) states neither fast links"):
+        prices.layers(StageOption(group="l", tp=2, samples=1))
 
 
 @pytest.mark.parametrize(

@@ -83,6 +83,14 @@ def test_holders_on_one_host_meet_on_pcie():
     assert cost.reduce_s == pytest.approx(2 * 3 / 4 * BYTES / 31e9)
 
 
+def test_holders_that_share_several_hosts_cross_between_cards_on_pcie_and_between_hosts_on_the_network():
+    hosts = ("h0", "h1")
+    big, small = group("i", H100, nodes=hosts, per_node=2), group("r", L4, nodes=hosts, per_node=2)
+    fabric = network("ib", "i", gbit=400, nics_per_node=2)
+    cost = sync(held("i", 4, 2), held("r", 2, 2), places=cluster(big, small, networks=(fabric,)))
+    assert cost.reduce_s == pytest.approx(2 * 5 / 6 * BYTES / 31e9)
+
+
 def test_three_groups_are_tied_by_the_fastest_tree():
     fast = network("ib", "x", "y", gbit=200, nics_per_node=4)
     middle = network("roce", "y", "z", gbit=100, nics_per_node=4)
