@@ -111,4 +111,4 @@ def test_every_catalog_model_states_its_source():
     for name in model_names():
         model = find_model(name)
         assert model.name == name
-        assert model.sources[""], name
+        assert model.sources["model"], name

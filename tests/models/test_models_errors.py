@@ -1,5 +1,10 @@
 """A configuration that is no model is refused at the field that is wrong."""
 
+import copy
+import json
+from pathlib import Path
+from random import Random
+
 import pytest
 
 from hetplan.catalog.models import find_model
@@ -7,6 +12,7 @@ from hetplan.errors import SpecError, UsageError
 from hetplan.specs.families import FAMILIES
 from hetplan.specs.importers.hugging_face import model_from_config
 
+VARIANTS = json.loads((Path(__file__).parent / "family_variants.json").read_text())["cases"]
 LLAMA = {
     "model_type": "llama",
     "hidden_size": 64,
@@ -89,3 +95,33 @@ def test_unknown_catalog_name_is_a_usage_error_with_the_nearest():
         find_model("llama-3.1-8")
     with pytest.raises(UsageError):
         find_model("../models/gpt2")
+
+
+WRONG = [None, 0, -1, 3, 10**30, 10**8, 1.5, float("nan"), float("inf"), True, "x", "", [], [1], [None], {}, {"a": 1}]
+
+
+def mutated(random):
+    """Return a configuration of some family with one to three fields removed or replaced by something else."""
+    config = copy.deepcopy(random.choice(VARIANTS)["config"])
+    inner = [value for value in config.values() if isinstance(value, dict)]
+    target = random.choice([config, *inner])
+    for key in random.sample(sorted(target), min(len(target), random.randint(1, 3))):
+        if random.random() < 0.2:
+            del target[key]
+        else:
+            target[key] = random.choice(WRONG)
+    return config
+
+
+def test_mutated_configurations_are_models_or_refused_in_one_line():
+    random = Random(5)
+    outcomes = {"model": 0, "refused": 0}
+    for _ in range(3000):
+        try:
+            model_from_config(mutated(random), "mutated")
+        except SpecError as error:
+            assert "\n" not in str(error) and len(str(error)) < 1200
+            outcomes["refused"] += 1
+        else:
+            outcomes["model"] += 1
+    assert min(outcomes.values()) > 100

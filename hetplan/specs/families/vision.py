@@ -6,7 +6,7 @@ patch. A tower's layers carry their own tokens a sample: `(image / patch)**2`, p
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 from hetplan.specs.families.blocks import AttentionShape, attention, gated_mlp, layer_norm, plain_mlp, repeat, rms_norm
@@ -16,6 +16,11 @@ from hetplan.specs.model import Activation, Layer, Linear, Module, Norm, Operato
 
 ASSUMED_IMAGE_SIZE = 448
 """Pixels a side where a tower takes any resolution: one 448 x 448 image a sample (assumed)."""
+
+
+CLIP_SIZES: Mapping[str, int] = {"hidden": 768, "ffn": 3072, "layers": 12, "heads": 12}
+PIXTRAL_SIZES: Mapping[str, int] = {"hidden": 1024, "ffn": 4096, "layers": 24, "heads": 16}
+"""Defaults of their transformers classes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,17 +48,7 @@ class _Sizes:
 
 def clip_tower(config: Config) -> Tower:
     """CLIP: a class token, a norm before the first block and one behind the last (Radford 2021, arXiv:2103.00020)."""
-    sizes = _read(config, patch=32)
-    tokens = sizes.patches_a_side**2 + 1
-    embedding = _embedding(
-        sizes,
-        tokens,
-        Linear(name="patches", inputs=sizes.channels * sizes.patch**2, outputs=sizes.hidden, split="none"),
-        Parameters(name="class_token", params=sizes.hidden),
-        Table(name="positions", rows=tokens, width=sizes.hidden, split="none"),
-        layer_norm("embedding_norm", sizes.hidden),
-    )
-    return _tower(sizes, embedding, tokens, behind=(layer_norm("output_norm", sizes.hidden),))
+    return _clip_like(_read(config, patch=32))
 
 
 def siglip_tower(config: Config) -> Tower:
@@ -71,6 +66,33 @@ def siglip_tower(config: Config) -> Tower:
     if config.flag("vision_use_head", default=True):
         behind = (*behind, Parameters(name="pooling_head", params=_pooling_head_params(sizes)))
     return _tower(sizes, embedding, tokens, behind=behind)
+
+
+def pixtral_tower(config: Config) -> Tower:
+    """Pixtral: RMS norms, gated MLPs, no biases; any resolution, taken as `image_size`, its largest."""
+    sizes = _read(config, patch=16, image=1024, like=PIXTRAL_SIZES)
+    inputs = sizes.channels * sizes.patch**2
+    tokens = sizes.patches_a_side**2
+    config.defaulted[config.where("image_size")] = f"assumed: one image of {tokens} patches a sample, the largest"
+    embedding = _embedding(
+        sizes,
+        tokens,
+        Linear(name="patches", inputs=inputs, outputs=sizes.hidden, split="none"),
+        rms_norm("embedding_norm", sizes.hidden),
+    )
+    block = _block(sizes, rms_norm, gated_mlp(sizes.hidden, sizes.ffn), window=None, bias=False)
+    return Tower(
+        module=Module(name="vision", layers=(embedding, *(block,) * sizes.layers)),
+        width=sizes.hidden,
+        tokens=tokens,
+        patches_a_side=sizes.patches_a_side,
+    )
+
+
+def llama4_tower(config: Config) -> Tower:
+    """Llama 4: CLIP's layout with rotary positions beside learned ones."""
+    sizes = _read(config, patch=14, image=448, like={"layers": 34, "heads": 16, "ffn": 5632})
+    return _clip_like(sizes)
 
 
 def qwen2_vl_tower(config: Config) -> tuple[Tower, Module]:
@@ -118,18 +140,19 @@ def qwen3_vl_tower(config: Config) -> tuple[Tower, Module]:
     return tower, replace(merger, layers=(*deep.layers * num_deep, *merger.layers))
 
 
-def _read(config: Config, *, patch: int) -> _Sizes:
-    hidden = config.size("hidden_size", default=768)
-    heads = config.size("num_attention_heads", default=12, limit=MAX_LAYERS)
+def _read(config: Config, *, patch: int, image: int = 224, like: Mapping[str, int] = CLIP_SIZES) -> _Sizes:
+    like = {**CLIP_SIZES, **like}
+    hidden = config.size("hidden_size", default=like["hidden"])
+    heads = config.size("num_attention_heads", default=like["heads"], limit=MAX_LAYERS)
     require_multiple(config, "hidden_size", hidden, "num_attention_heads", heads)
     patch = config.size("patch_size", default=patch)
-    image = config.size("image_size", default=224)
+    image = config.size("image_size", default=image)
     if image < patch:
         raise config.error(f"{image} is less than patch_size {patch}", "image_size")
     return _Sizes(
         hidden=hidden,
-        ffn=config.size("intermediate_size", default=3072),
-        layers=config.size("num_hidden_layers", default=12, limit=MAX_LAYERS),
+        ffn=config.size("intermediate_size", default=like["ffn"]),
+        layers=config.size("num_hidden_layers", default=like["layers"], limit=MAX_LAYERS),
         heads=heads,
         channels=config.size("num_channels", default=3),
         patch=patch,
@@ -160,6 +183,19 @@ def _read_qwen(config: Config, width: int, *, ffn: int, patch: int = 14, layers:
     )
 
 
+def _clip_like(sizes: _Sizes) -> Tower:
+    tokens = sizes.patches_a_side**2 + 1
+    embedding = _embedding(
+        sizes,
+        tokens,
+        Linear(name="patches", inputs=sizes.channels * sizes.patch**2, outputs=sizes.hidden, split="none"),
+        Parameters(name="class_token", params=sizes.hidden),
+        Table(name="positions", rows=tokens, width=sizes.hidden, split="none"),
+        layer_norm("embedding_norm", sizes.hidden),
+    )
+    return _tower(sizes, embedding, tokens, behind=(layer_norm("output_norm", sizes.hidden),))
+
+
 def _pooling_head_params(sizes: _Sizes) -> int:
     """Return a probe, attention with four biased projections, a layer norm and a plain MLP."""
     hidden, ffn = sizes.hidden, sizes.ffn
@@ -177,13 +213,20 @@ def _embedding(sizes: _Sizes, tokens: int, *operators: Operator) -> Layer:
     )
 
 
-def _block(sizes: _Sizes, norm: Callable[[str, int], Norm], mlp: tuple[Operator, ...], *, window: int | None) -> Layer:
+def _block(
+    sizes: _Sizes,
+    norm: Callable[[str, int], Norm],
+    mlp: tuple[Operator, ...],
+    *,
+    window: int | None,
+    bias: bool = True,
+) -> Layer:
     shape = AttentionShape(
         heads=sizes.heads,
         kv_heads=sizes.heads,
         head_dim=sizes.hidden // sizes.heads,
-        qkv_bias=True,
-        out_bias=True,
+        qkv_bias=bias,
+        out_bias=bias,
         causal=False,
         window=window,
     )
