@@ -13,8 +13,9 @@ arXiv:1910.02054, section 5):
 (recomputed tensors, gradients passing through). **Logits** exist for one microbatch. **Buffers**: a microbatch's
 activations received from the stage before and its gradient from the stage behind; a gradient bucket of the largest
 layer before it is scattered (`gradients`); two gathered layers, one in use and one on its way, and the gradient of the
-largest (`full`). Activations and buffers grow by the allocator's overhead. All of it is linear in the microbatches in
-flight: `total(i, j) = fixed[i, j] + in_flight * per_microbatch[i, j]`.
+largest (`full`). **Tied weights**: a stage that uses a weight (a tied head) whose owner (the token table) is on another
+stage holds a copy, states and all. Activations and buffers grow by the allocator's overhead. All of it is linear in
+the microbatches in flight: `total(i, j) = fixed[i, j] + in_flight * per_microbatch[i, j]`.
 """
 
 from __future__ import annotations
@@ -22,10 +23,33 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.costs.records import Floats, LayerCosts, MemoryUse, ShardDegrees
 from hetplan.specs.calibration import DeviceConstants
 from hetplan.specs.workload import Sharding, Workload
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tie:
+    """A weight that several layers use; entries an layer of the chain."""
+
+    params: float
+    """On one rank."""
+    owners_l: Flags
+    users_l: Flags
+
+    def is_copied(self, first: int, end: int) -> bool:
+        """Return whether a stage that holds layers first to end needs a copy."""
+        return bool(self.users_l[first:end].any() and not self.owners_l[first:end].any())
+
+    def copies(self) -> Floats:
+        """Return 1 for each span that needs a copy, shape (layers + 1, layers + 1)."""
+        used = span_sum(self.users_l.astype(np.float64)) > 0
+        owned = span_sum(self.owners_l.astype(np.float64)) > 0
+        return np.asarray(used & ~owned, dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,6 +66,9 @@ class MemoryModel:
     """Buffers of gathered weights and gradient buckets; a stage has those of its largest layer."""
     boundary_bytes_l: Floats
     """Activations that leave a layer for the next stage."""
+    ties: tuple[Tie, ...]
+    tie_bytes_per_param: tuple[float, float, float]
+    """Weights, gradients, optimizer states of a copied weight."""
     overhead: float
     """Factor on activations and buffers."""
     reserve_bytes: float
@@ -51,11 +78,13 @@ class MemoryModel:
         held = slice(*span)
         saved = float(self.saved_bytes_l[held].sum())
         working = float(self.working_bytes_l[held].max())
+        copied = sum(tie.params for tie in self.ties if tie.is_copied(*span))
+        weights, gradients, optimizer = (copied * num_bytes for num_bytes in self.tie_bytes_per_param)
         buffers = float(self.layer_buffer_bytes_l[held].max()) + self._boundary(*span)
         return MemoryUse(
-            weights_bytes=float(self.weights_bytes_l[held].sum()),
-            gradients_bytes=float(self.gradients_bytes_l[held].sum()),
-            optimizer_bytes=float(self.optimizer_bytes_l[held].sum()),
+            weights_bytes=float(self.weights_bytes_l[held].sum()) + weights,
+            gradients_bytes=float(self.gradients_bytes_l[held].sum()) + gradients,
+            optimizer_bytes=float(self.optimizer_bytes_l[held].sum()) + optimizer,
             activations_bytes=(in_flight * saved + working) * self.overhead,
             logits_bytes=float(self.logits_bytes_l[held].sum()),
             buffers_bytes=buffers * self.overhead,
@@ -70,6 +99,8 @@ class MemoryModel:
         behind = np.concatenate([[0.0], self.boundary_bytes_l[:-1], [0.0]])
         boundary = before[:, None] + behind[None, :]
         fixed = span_sum(states_l) + (largest + boundary) * self.overhead + self.reserve_bytes
+        for tie in self.ties:
+            fixed = fixed + tie.copies() * (tie.params * sum(self.tie_bytes_per_param))
         upper = np.triu(np.ones_like(fixed), k=1)
         return fixed * upper, span_sum(self.saved_bytes_l) * self.overhead * upper
 
@@ -79,24 +110,31 @@ class MemoryModel:
         return received + sent
 
 
-def memory_model(
-    costs: LayerCosts,
-    boundary_bytes_l: Floats,
-    workload: Workload,
-    constants: DeviceConstants,
-    sharding: Sharding,
-    degrees: ShardDegrees,
-) -> MemoryModel:
-    """Return the memory of one option (`costs` of shape (layers,)) under one sharding."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageMemory:
+    """What memory depends on besides sharding: the costs of one option and the device it runs on."""
+
+    costs: LayerCosts
+    """Shape (layers,)."""
+    boundary_bytes_l: Floats
+    ties: tuple[Tie, ...]
+    constants: DeviceConstants
+
+
+def memory_model(stage: StageMemory, workload: Workload, sharding: Sharding, degrees: ShardDegrees) -> MemoryModel:
+    """Return the memory of one option under one sharding."""
+    costs = stage.costs
     whole_l = costs.params + costs.expert_params
     shared_l = costs.params / degrees.dense + costs.expert_params / degrees.expert
-    weights_l = shared_l if sharding == "full" else whole_l
-    gradients_l = shared_l if sharding in ("gradients", "full") else whole_l
-    optimizer_l = whole_l if sharding == "none" else shared_l
+    split_weights, split_gradients = sharding == "full", sharding in ("gradients", "full")
+    split_optimizer = sharding != "none"
+    weights_l = shared_l if split_weights else whole_l
+    gradients_l = shared_l if split_gradients else whole_l
+    optimizer_l = shared_l if split_optimizer else whole_l
     buffers_l = np.zeros_like(whole_l)
-    if sharding in ("gradients", "full"):
+    if split_gradients:
         buffers_l = buffers_l + (whole_l - gradients_l) * workload.gradient_bytes
-    if sharding == "full":
+    if split_weights:
         buffers_l = buffers_l + 2 * (whole_l - weights_l) * workload.weight_bytes
     return MemoryModel(
         weights_bytes_l=weights_l * workload.weight_bytes,
@@ -106,9 +144,15 @@ def memory_model(
         working_bytes_l=costs.working_bytes,
         logits_bytes_l=costs.logits_bytes,
         layer_buffer_bytes_l=buffers_l,
-        boundary_bytes_l=boundary_bytes_l,
-        overhead=1.0 + constants.memory_overhead_fraction,
-        reserve_bytes=constants.reserve_bytes,
+        boundary_bytes_l=stage.boundary_bytes_l,
+        ties=stage.ties,
+        tie_bytes_per_param=(
+            workload.weight_bytes / (degrees.dense if split_weights else 1),
+            workload.gradient_bytes / (degrees.dense if split_gradients else 1),
+            workload.optimizer_bytes / (degrees.dense if split_optimizer else 1),
+        ),
+        overhead=1.0 + stage.constants.memory_overhead_fraction,
+        reserve_bytes=stage.constants.reserve_bytes,
     )
 
 

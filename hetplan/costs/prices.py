@@ -15,12 +15,13 @@ from hetplan.costs.boundary import Boundaries
 from hetplan.costs.constants import constants_of
 from hetplan.costs.flops import model_flop
 from hetplan.costs.links import Link
-from hetplan.costs.memory import MemoryModel, memory_model
+from hetplan.costs.memory import MemoryModel, StageMemory, Tie, memory_model
 from hetplan.costs.optimizer import optimizer_s
 from hetplan.costs.power import power_w, usd_per_s
 from hetplan.costs.records import Floats, Holders, LayerCosts, MemoryUse, ShardDegrees, StageOption, SyncCost
 from hetplan.costs.sync import SyncRing, sync_ring
 from hetplan.costs.table import FIELDS, cost_table, unlike_layers
+from hetplan.costs.ties import find_ties
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Cluster, Group
 from hetplan.specs.model import Layer, Model
@@ -40,10 +41,12 @@ class Prices:
         self.workload = workload
         self.calibration = calibration
         self._chain = model.chain
+        self._sample_bytes_l = np.array([self._sample_bytes(layer) for layer in self._chain])
         self._unlike, self._index_l = unlike_layers(self._chain)
         self._batches = Batches(cluster, workload, calibration)
         self._boundaries = Boundaries(cluster, workload, calibration)
         self._layers: dict[StageOption, LayerCosts] = {}
+        self._ties: dict[int, tuple[Tie, ...]] = {}
         self._memory: dict[tuple[StageOption, Sharding, ShardDegrees], MemoryModel] = {}
         self._rings: dict[tuple[tuple[Holders, ...], bool], SyncRing] = {}
 
@@ -158,13 +161,20 @@ class Prices:
     def _memory_of(self, option: StageOption, sharding: Sharding, degrees: ShardDegrees) -> MemoryModel:
         key = (option, sharding, degrees)
         if key not in self._memory:
-            constants = constants_of(self._group(option.group), self.calibration)
             split = option.cp * (option.tp if self.workload.sequence_parallel else 1)
-            boundary_l = np.array([self._sample_bytes(layer) for layer in self._chain]) * option.samples / split
-            self._memory[key] = memory_model(
-                self.layers(option), boundary_l, self.workload, constants, sharding, degrees
+            stage = StageMemory(
+                costs=self.layers(option),
+                boundary_bytes_l=self._sample_bytes_l * option.samples / split,
+                ties=self._ties_of(option.tp),
+                constants=constants_of(self._group(option.group), self.calibration),
             )
+            self._memory[key] = memory_model(stage, self.workload, sharding, degrees)
         return self._memory[key]
+
+    def _ties_of(self, tp: int) -> tuple[Tie, ...]:
+        if tp not in self._ties:
+            self._ties[tp] = find_ties(self._chain, tp)
+        return self._ties[tp]
 
     def _ring(self, holders: Sequence[Holders], *, expert: bool) -> SyncRing:
         key = (tuple(holders), expert)

@@ -78,6 +78,20 @@ def test_only_stages_with_the_head_hold_logits_and_only_once():
     assert prices.memory(ONE, (0, 5), 4, "none", ShardDegrees()).logits_bytes == 0
 
 
+def test_a_stage_with_a_tied_head_but_without_the_table_holds_a_copy_of_the_weight():
+    prices = price(cluster(group("a")), gpt(4, 1024, 16, vocab=50000), WORK, exact())
+    copied = 50000 * 1024 / 2
+    option = replace(ONE, tp=2)
+    params = prices.layers(option).params
+    for sharding, per_param in (("none", (2, 2, 12)), ("optimizer", (2, 2, 3)), ("full", (0.5, 0.5, 3))):
+        degrees = ShardDegrees(dense=4)
+        split = prices.memory(option, (3, 6), 1, sharding, degrees)
+        whole = prices.memory(option, (0, 6), 1, sharding, degrees)
+        expected = [(params[3:].sum() + copied) * num_bytes for num_bytes in per_param]
+        assert [split.weights_bytes, split.gradients_bytes, split.optimizer_bytes] == pytest.approx(expected)
+        assert whole.weights_bytes == pytest.approx(params.sum() * per_param[0])
+
+
 def test_overhead_and_reserve_come_from_the_constants():
     plain = price(cluster(group("a")), gpt(4, 1024, 16), WORK, exact())
     more = price(
