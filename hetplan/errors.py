@@ -71,6 +71,10 @@ class EffortError(HetplanError):
 
 
 class InterruptedSearchError(HetplanError):
-    """The user interrupted; the best plan so far has been written."""
+    """The user interrupted; `result` holds the best found so far, or None."""
 
     exit_code = 130
+
+    def __init__(self, message: str, result: object = None) -> None:
+        self.result = result
+        super().__init__(message)

@@ -1,0 +1,206 @@
+"""Columns of the final mix: patterns with a whole-layer cut, and the exact seconds of their pipeline.
+
+A column knows its stages and how long its pipeline takes for m microbatches (`plan.timing`, the same critical path
+`estimate` uses). What follows the pipelines (gradients, optimizer) depends on the whole mix and is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from itertools import pairwise
+
+import numpy as np
+
+from hetplan.plan.records import Replica, ScheduleName, Stage
+from hetplan.plan.timing import Durations, pipeline_finish
+from hetplan.search.cuts import best_cuts
+from hetplan.search.patterns import Patterns
+from hetplan.search.problem import Mesh, Problem, Tables
+from hetplan.specs.workload import Recompute, Sharding
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ColumnStage:
+    """One stage of a column."""
+
+    mesh: Mesh
+    first_layer: int
+    end_layer: int
+    recompute: Recompute
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Column:
+    """A replica shape: cut, meshes and microbatch size, with its seconds."""
+
+    stages: tuple[ColumnStage, ...]
+    microbatch: int
+    sharding: Sharding
+    used_g: tuple[int, ...]
+    durations: Durations
+    schedule: ScheduleName = "1f1b"
+
+    def pipeline_s(self, num_microbatches: int) -> float:
+        """Return the end of the last backward pass."""
+        return _finish_s(self.schedule, len(self.stages), num_microbatches, self.durations)
+
+    def most_microbatches(self, limit_s: float) -> int:
+        """Return the most microbatches whose pipeline ends within `limit_s` (0: none)."""
+        one = self.pipeline_s(1)
+        if one > limit_s:
+            return 0
+        busiest = max(f + b for f, b in zip(self.durations.forward_s, self.durations.backward_s, strict=True))
+        low, high = 1, max(2, int(limit_s / busiest) + 1)
+        guess = max(1, min(high - 1, 1 + int((limit_s - one) / busiest)))
+        step = 1
+        while low < high - 1:
+            if self.pipeline_s(guess) <= limit_s:
+                low = guess
+                guess = min(high - 1, low + step)
+            else:
+                high = guess
+                guess = max(low, high - step)
+                guess = guess if guess > low else (low + high) // 2
+            step *= 2
+        return low
+
+    def replica(self, num_microbatches: int, copies: int) -> Replica:
+        """Return the row of a layout it makes."""
+        return Replica(
+            stages=tuple(
+                Stage(
+                    group=stage.mesh.name,
+                    first_layer=stage.first_layer,
+                    end_layer=stage.end_layer,
+                    tp=stage.mesh.tp,
+                    cp=stage.mesh.cp,
+                    dp=stage.mesh.dp,
+                    ep=stage.mesh.ep,
+                    recompute=stage.recompute,
+                )
+                for stage in self.stages
+            ),
+            microbatch=self.microbatch,
+            num_microbatches=num_microbatches,
+            copies=copies,
+        )
+
+
+@lru_cache(maxsize=65536)
+def _finish_s(schedule: ScheduleName, pp: int, num_microbatches: int, durations: Durations) -> float:
+    return pipeline_finish(schedule, pp, num_microbatches, 1, durations).pipeline_s
+
+
+def make_columns(
+    problem: Problem, tables: Tables, patterns: Patterns, held: int, schedule: ScheduleName
+) -> list[Column | None]:
+    """Return each pattern with its best cut when stages hold at most `held` microbatches; None where none fits."""
+    cuts = best_cuts(problem, tables, patterns, held)
+    found: list[Column | None] = []
+    for row in range(len(patterns)):
+        if not np.isfinite(cuts.least_tau_s[row]):
+            found.append(None)
+            continue
+        num = int(patterns.stages[row])
+        ends = [0, *cuts.ends[row, :num].tolist()]
+        spans = list(pairwise(ends))
+        places = [
+            (int(m), span, int(r))
+            for m, span, r in zip(cuts.mesh[row, :num], spans, cuts.modes[row, :num], strict=True)
+        ]
+        found.append(_column(problem, tables, places, schedule))
+    return found
+
+
+def _column(
+    problem: Problem, tables: Tables, places: list[tuple[int, tuple[int, int], int]], schedule: ScheduleName
+) -> Column:
+    used = [0] * len(problem.devices_g)
+    for m, _, _ in places:
+        used[problem.meshes[m].group] += problem.meshes[m].size
+    return Column(
+        stages=tuple(
+            ColumnStage(mesh=problem.meshes[m], first_layer=first, end_layer=end, recompute=tables.recomputes[mode])
+            for m, (first, end), mode in places
+        ),
+        microbatch=tables.microbatch,
+        sharding=tables.sharding,
+        used_g=tuple(used),
+        durations=_durations(problem, tables, places),
+        schedule=schedule,
+    )
+
+
+def _durations(problem: Problem, tables: Tables, places: list[tuple[int, tuple[int, int], int]]) -> Durations:
+    forward = tuple(float(tables.forward_mrl[m, r, a:b].sum()) for m, (a, b), r in places)
+    backward = tuple(float(tables.backward_mrl[m, r, a:b].sum()) for m, (a, b), r in places)
+    p2p = []
+    room = 0
+    for (m, _, _), (n, _, _) in pairwise(places):
+        mesh = problem.meshes[m]
+        room = room or problem.domain_g[mesh.group] // mesh.size
+        room -= 1
+        near = room > 0 and m == n
+        p2p.append(float(tables.near_mm[m, n] if near or mesh.name != problem.meshes[n].name else tables.far_mm[m, n]))
+        room = room if m == n else 0
+    return Durations(forward_s=forward, backward_s=backward, weight_s=(0.0,) * len(places), p2p_s=tuple(p2p))
+
+
+def improve(problem: Problem, tables: Tables, column: Column, num_microbatches: int) -> Column:
+    """Return the column with layers moved between neighbouring stages while its pipeline gets faster."""
+    best, best_s = column, column.pipeline_s(num_microbatches)
+    for _ in range(4 * len(column.stages)):
+        better = None
+        for candidate in _neighbours(problem, tables, best, num_microbatches):
+            seconds = candidate.pipeline_s(num_microbatches)
+            if seconds < best_s * (1 - 1e-9):
+                better, best_s = candidate, seconds
+        if better is None:
+            return best
+        best = better
+    return best
+
+
+def _neighbours(problem: Problem, tables: Tables, column: Column, num_microbatches: int) -> Iterator[Column]:
+    index = {mesh: m for m, mesh in enumerate(problem.meshes)}
+    meshes = [index[stage.mesh] for stage in column.stages]
+    ends = [stage.end_layer for stage in column.stages]
+    for boundary in range(len(ends) - 1):
+        for move in (-1, 1):
+            moved = list(ends)
+            moved[boundary] += move
+            places = _fit(problem, tables, meshes, moved, num_microbatches)
+            if places is not None:
+                yield _column(problem, tables, places, column.schedule)
+
+
+def _fit(
+    problem: Problem, tables: Tables, meshes: list[int], ends: list[int], num_microbatches: int
+) -> list[tuple[int, tuple[int, int], int]] | None:
+    """Return the stages with the fastest recompute mode that fits, or None where a stage is empty or does not fit."""
+    places = []
+    decoders = [layer.kind == "decoder" for layer in problem.prices.model.chain]
+    for s, (m, (first, end)) in enumerate(zip(meshes, pairwise([0, *ends]), strict=True)):
+        if end <= first or sum(decoders[first:end]) < problem.limits.min_decoder_layers:
+            return None
+        held = min(num_microbatches, len(meshes) - s)
+        taken = tables.fixed_mrll[m, :, first, end] + held * tables.flight_mrll[m, :, first, end]
+        seconds = tables.prefix_mrl[m, :, end] - tables.prefix_mrl[m, :, first]
+        fits = np.where(taken <= 1.0, seconds, np.inf)
+        mode = int(np.argmin(fits))
+        if not np.isfinite(fits[mode]):
+            return None
+        places.append((m, (first, end), mode))
+    return places
+
+
+def distinct(columns: Iterable[Column | None]) -> list[Column]:
+    """Return the columns that exist, each once, in order."""
+    return list(dict.fromkeys(column for column in columns if column is not None))
+
+
+def with_schedule(column: Column, schedule: ScheduleName) -> Column:
+    """Return the column under another schedule."""
+    return replace(column, schedule=schedule)

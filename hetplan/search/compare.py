@@ -1,0 +1,57 @@
+"""What else could be done with the cluster: rows that come with every answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from hetplan.plan.limits import Limits
+from hetplan.search.book import Book
+from hetplan.search.quick import quick
+from hetplan.search.records import Alternative, Candidate, SearchRequest
+
+UNIFORM = "best uniform"
+
+
+def alternatives_of(book: Book) -> tuple[Alternative, ...]:
+    """Return the best uniform plan and the best plan of each device type alone."""
+    problem, request = book.problem, book.request
+    names = [group.name for group in problem.prices.cluster.groups if group.name not in request.limits.exclude]
+    book.enter("comparison")
+    rows = [_row(book, UNIFORM, uniform(request.limits))]
+    kinds: dict[str, list[str]] = {}
+    for group in problem.prices.cluster.groups:
+        if group.name in names:
+            kinds.setdefault(group.device.name, []).append(group.name)
+    if len(kinds) > 1:
+        for device, own in kinds.items():
+            others = frozenset(names) - frozenset(own)
+            limits = replace(request.limits, exclude=request.limits.exclude | others)
+            rows.append(_row(book, f"only {device}", limits))
+    return tuple(rows)
+
+
+def uniform(limits: Limits) -> Limits:
+    """Return the limits of a plan with one grid and equal stages."""
+    return replace(
+        limits,
+        uniform_degrees=True,
+        uniform_cuts=True,
+        uniform_microbatches=True,
+        equal_cuts=limits.pinned_layers is None,
+    )
+
+
+def _row(book: Book, name: str, limits: Limits) -> Alternative:
+    request: SearchRequest = replace(book.request, limits=limits)
+    candidate = quick(book.problem.prices, request)
+    return Alternative(name=name, candidate=candidate, reason="" if candidate else "nothing of this kind fits")
+
+
+def hetero_efficiency(best: Candidate, alternatives: Sequence[Alternative]) -> float | None:
+    """Return the answer's throughput over the sum of the throughputs of each device type alone."""
+    alone = [row for row in alternatives if row.name != UNIFORM]
+    if len(alone) < 2:
+        return None
+    total = sum(row.candidate.estimate.tokens_per_s for row in alone if row.candidate)
+    return best.estimate.tokens_per_s / total if total else None

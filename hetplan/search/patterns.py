@@ -1,0 +1,231 @@
+"""Replica shapes in bulk: a pattern is up to `MAX_BLOCKS` blocks of equal stages, each block on a mesh of its own.
+
+Stages of one block run on the same kind of mesh; a replica passes its blocks in order, and no group feeds two blocks of
+one replica. For a pattern with p stages, unit time t_i and n_i stages in block i, and m microbatches under 1F1B, with
+tau the busiest stage's forward + backward seconds, W the sum over stages and C the seconds of all transfers both ways:
+
+    T >= m tau,    T >= W + C + (m - 1) beta tau,    T >= 2 W + C + (m - 1 - p) tau  (m > p)
+
+where beta is the smallest backward share. The first holds for any schedule; the second because the busiest stage still
+has m - 1 backward passes to do once the first microbatch is through all stages; the third because under 1F1B stage s
+starts microbatch j + (p - s) after it has finished microbatch j, so between the first and the last journey through the
+stages behind it lie m - 1 - (p - s) of its own periods; with s the busiest stage, sum_{i<s} tau_i <= s tau gives the
+form above. For given tau, W is least when the fastest blocks are filled first. In tau the bounds are convex and
+piecewise linear, so their minimum over all cuts lies at a breakpoint: tau where the e fastest blocks, and no others,
+are full. This relaxes whole layers to shares of `Tables.weight_l`; `refine` in `columns` puts the whole layers back.
+
+Legend: N patterns, K blocks (`MAX_BLOCKS`), G groups; mesh -1 and count 0 where a pattern has fewer blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import permutations, product
+
+import numpy as np
+import numpy.typing as npt
+
+from hetplan.costs.records import Floats
+from hetplan.search.problem import Problem, Tables
+
+Ints = npt.NDArray[np.int64]
+MAX_BLOCKS = 3
+MOST_PATTERNS = 60_000
+"""Patterns enumerated for one microbatch size and sharding; stage counts thin out to stay below."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Patterns:
+    """Arrays, one row a pattern."""
+
+    mesh: Ints
+    count: Ints
+    used: Ints
+    """Devices of each group, (N, G)."""
+    stages: Ints
+    comm_s: Floats
+    """C: transfers both ways, the least they can take."""
+    unit_s: Floats
+    """t_i, (N, K); infinite where there is no block."""
+
+    def __len__(self) -> int:
+        return len(self.stages)
+
+    def take(self, rows: Ints) -> Patterns:
+        """Return the patterns at `rows`."""
+        return Patterns(**{field.name: getattr(self, field.name)[rows] for field in fields(Patterns)})
+
+
+def stage_counts(most: int, choices: int) -> tuple[int, ...]:
+    """Return at most `choices` stage counts up to `most`: all small ones, then ever wider apart."""
+    counts, step = [], 1.0
+    value = 1.0
+    while round(value) <= most:
+        counts.append(round(value))
+        step = max(1.0, value * 0.26 if len(counts) >= 4 else 1.0)
+        value = round(value) + round(step)
+    useful = [count for count in (12, 16, 24, 32, 48, 64, 96) if count <= most]
+    merged = sorted({*counts, *useful})
+    return tuple(merged[:choices])
+
+
+def enumerate_patterns(problem: Problem, tables: Tables) -> Patterns:
+    """Return all patterns of the space for one microbatch size."""
+    usable = [m for m in range(len(problem.meshes)) if tables.usable_m[m]]
+    by_group: dict[int, list[int]] = {}
+    for m in usable:
+        by_group.setdefault(problem.meshes[m].group, []).append(m)
+    parts = [_singles(problem, usable)]
+    budget = MOST_PATTERNS
+    for size in range(2, min(MAX_BLOCKS, len(by_group)) + 1):
+        sequences = list(_mesh_sequences(problem, by_group, size))
+        if not sequences:
+            continue
+        choices = int((budget / len(sequences)) ** (1 / size))
+        if choices < 1:
+            sequences, choices = sequences[:budget], 1
+        parts.append(_multiples(problem, np.array(sequences), max(1, min(choices, 16))))
+    mesh = np.concatenate([part[0] for part in parts])
+    count = np.concatenate([part[1] for part in parts])
+    keep = _inside(problem, mesh, count)
+    return make_patterns(problem, tables, mesh[keep], count[keep])
+
+
+def _singles(problem: Problem, usable: list[int]) -> tuple[Ints, Ints]:
+    rows = [
+        (m, n)
+        for m in usable
+        for n in range(
+            1, min(problem.num_layers, problem.devices_g[problem.meshes[m].group] // problem.meshes[m].size) + 1
+        )
+    ]
+    mesh = np.full((len(rows), MAX_BLOCKS), -1, dtype=np.int64)
+    count = np.zeros((len(rows), MAX_BLOCKS), dtype=np.int64)
+    if rows:
+        mesh[:, 0], count[:, 0] = np.array(rows).T
+    return mesh, count
+
+
+def _mesh_sequences(problem: Problem, by_group: dict[int, list[int]], size: int) -> Iterator[tuple[int, ...]]:
+    for groups in permutations(sorted(by_group), size):
+        for meshes in product(*(by_group[g] for g in groups)):
+            kinds = {(problem.meshes[m].cp, problem.meshes[m].dp, problem.meshes[m].ep) for m in meshes}
+            if len(kinds) == 1:
+                yield meshes
+
+
+def _multiples(problem: Problem, sequences: Ints, choices: int) -> tuple[Ints, Ints]:
+    size = sequences.shape[1]
+    counts = np.array(list(product(stage_counts(problem.num_layers, choices), repeat=size)), dtype=np.int64)
+    mesh = np.full((len(sequences) * len(counts), MAX_BLOCKS), -1, dtype=np.int64)
+    count = np.zeros_like(mesh)
+    mesh[:, :size] = np.repeat(sequences, len(counts), axis=0)
+    count[:, :size] = np.tile(counts, (len(sequences), 1))
+    return mesh, count
+
+
+def _inside(problem: Problem, mesh: Ints, count: Ints) -> npt.NDArray[np.bool_]:
+    used = devices_used(problem, mesh, count)
+    stages = count.sum(axis=1)
+    keep = np.all(used <= np.array(problem.devices_g), axis=1) & (stages <= problem.num_layers)
+    limits = problem.limits
+    if limits.pp is not None:
+        keep &= np.isin(stages, np.array(limits.pp))
+    if limits.pinned_layers is not None:
+        keep &= stages == len(limits.pinned_layers)
+    if limits.uniform_degrees:
+        tp = np.array([m.tp for m in problem.meshes] + [0])[mesh]
+        keep &= np.all((tp == tp[:, :1]) | (mesh < 0), axis=1)
+    return np.asarray(keep)
+
+
+def devices_used(problem: Problem, mesh: Ints, count: Ints) -> Ints:
+    """Return the devices of each group that patterns use, (N, G)."""
+    sizes = np.array([m.size for m in problem.meshes] + [0])
+    groups = np.array([m.group for m in problem.meshes] + [-1])
+    used = np.zeros((len(mesh), len(problem.devices_g)), dtype=np.int64)
+    for block in range(mesh.shape[1]):
+        for g in range(used.shape[1]):
+            used[:, g] += np.where(groups[mesh[:, block]] == g, sizes[mesh[:, block]] * count[:, block], 0)
+    return used
+
+
+def make_patterns(problem: Problem, tables: Tables, mesh: Ints, count: Ints) -> Patterns:
+    """Return pattern arrays with their transfers and unit times."""
+    unit = np.append(tables.unit_m, np.inf)
+    return Patterns(
+        mesh=mesh,
+        count=count,
+        used=devices_used(problem, mesh, count),
+        stages=count.sum(axis=1),
+        comm_s=_transfers_s(problem, tables, mesh, count),
+        unit_s=unit[mesh],
+    )
+
+
+def _transfers_s(problem: Problem, tables: Tables, mesh: Ints, count: Ints) -> Floats:
+    """Return C: inside a block, as many neighbours as a domain holds are near; block ends may always be near."""
+    sizes = np.array([m.size for m in problem.meshes])
+    domains = np.array([problem.domain_g[m.group] for m in problem.meshes])
+    together = np.maximum(1, domains // sizes)
+    total = np.zeros(len(mesh))
+    for block in range(mesh.shape[1]):
+        there = mesh[:, block] >= 0
+        m = np.where(there, mesh[:, block], 0)
+        inner = np.maximum(count[:, block] - 1, 0)
+        across = np.minimum(inner, np.maximum(0, -(-count[:, block] // together[m]) - 1))
+        near = np.where(inner > across, (inner - across) * tables.near_mm[m, m], 0.0)
+        total += np.where(there, near + np.where(across > 0, across * tables.far_mm[m, m], 0.0), 0.0)
+        if block:
+            before = np.where(there, mesh[:, block - 1], 0)
+            total += np.where(there, tables.near_mm[before, m], 0.0)
+    return 2.0 * total
+
+
+def most_microbatches(patterns: Patterns, tables: Tables, step_s: float, floor_tau_s: Floats | None = None) -> Ints:
+    """Return the most microbatches each pattern can run within `step_s` by the bounds above (0: none).
+
+    `floor_tau_s`: seconds below which no cut brings the busiest stage, where that is known.
+    """
+    beta = _backward_share(tables)
+    order = np.argsort(patterns.unit_s, axis=1, kind="stable")
+    unit = np.take_along_axis(patterns.unit_s, order, axis=1)
+    count = np.take_along_axis(patterns.count, order, axis=1)
+    rate = np.cumsum(np.where(count > 0, count / np.where(np.isfinite(unit), unit, 1.0), 0.0), axis=1)
+    work = tables.weight_l.sum()
+    taus = work / rate
+    least_tau = taus[:, -1]
+    if floor_tau_s is not None:
+        taus = np.maximum(taus, floor_tau_s[:, None])
+        least_tau = np.maximum(least_tau, floor_tau_s)
+    p = patterns.stages
+    simple = np.zeros(len(patterns))
+    pipelined = np.zeros(len(patterns))
+    for e in range(taus.shape[1]):
+        tau = taus[:, e]
+        filled_s = fill_work_s(unit, count, work, tau)
+        room = step_s - patterns.comm_s - filled_s
+        simple = np.maximum(simple, np.where(room >= 0, 1 + room / (beta * tau), 0.0))
+        pipelined = np.maximum(pipelined, (room - filled_s) / tau + 1 + p)
+    most = np.minimum(simple, step_s / least_tau)
+    rounded = np.floor(np.where(pipelined > p, np.minimum(most, pipelined), np.minimum(most, p)) * (1 + 1e-12) + 1e-9)
+    return np.where(np.isfinite(rounded), np.maximum(rounded, 0), 0).astype(np.int64)
+
+
+def _backward_share(tables: Tables) -> float:
+    total = tables.forward_mrl + tables.backward_mrl
+    finite = np.isfinite(total) & (total > 0)
+    return float(np.min(tables.backward_mrl[finite] / total[finite])) if finite.any() else 0.5
+
+
+def fill_work_s(unit: Floats, count: Ints, work: float, tau: Floats) -> Floats:
+    """Return the least W when no stage exceeds `tau`: fastest blocks (rows sorted by `unit`) first."""
+    left = np.full(len(tau), work)
+    total = np.zeros(len(tau))
+    for block in range(unit.shape[1]):
+        seconds = np.where(np.isfinite(unit[:, block]), unit[:, block], 1.0)
+        take = np.minimum(left, count[:, block] * tau / seconds)
+        total += take * seconds
+        left = left - take
+    return total

@@ -1,0 +1,139 @@
+"""The search: one door, two ways through.
+
+Small instances are tried exhaustively (`exhaustive`): the answer is optimal among all valid plans. Larger ones go the
+way of patterns (`patterned`): its bound speaks of all plans whose replicas use each group in one run of equal stages.
+Where the limits ask for uniform plans only, `grids` enumerates them. Every layout is priced by `plan.estimate` and
+held to `plan.check`; the best of all ways wins, and a plan with fewer shapes is preferred where it costs next to
+nothing more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from hetplan.costs.prices import Prices
+from hetplan.errors import EffortError, InfeasibleError, InterruptedSearchError, UsageError
+from hetplan.plan.records import Proof, Status
+from hetplan.search.book import Book, TimeLimitError
+from hetplan.search.compare import alternatives_of, hetero_efficiency
+from hetplan.search.exhaustive import exhaustive
+from hetplan.search.floors import value_floor
+from hetplan.search.infeasible import explain_infeasible
+from hetplan.search.patterned import PatternSearch
+from hetplan.search.problem import build_problem
+from hetplan.search.records import Alternative, Candidate, Progress, SearchRequest, SearchResult
+from hetplan.search.uniform import price_grids
+
+SMALL_DEVICES = 12
+SMALL_BUDGET = 120_000
+SPACE_ALL = "all plans the rules and limits allow"
+
+
+def search(prices: Prices, request: SearchRequest, progress: Callable[[Progress], None] | None = None) -> SearchResult:
+    """Return the best plan found with its proof.
+
+    Raises:
+        InfeasibleError: nothing of the space is valid; the message says what binds.
+        EffortError: the time limit passed before a plan was found.
+        InterruptedSearchError: the user interrupted; `result` holds the best so far, if any.
+    """
+    _check_request(request)
+    problem = build_problem(prices, request.limits)
+    book = Book(problem, request, progress)
+    status: Status = "feasible"
+    space = SPACE_ALL
+    try:
+        if not problem.meshes:
+            raise InfeasibleError(_no_mesh(book))
+        space, complete = _explore(book)
+        if complete:
+            status = "optimal"
+    except TimeLimitError:
+        status = "limit"
+    except KeyboardInterrupt:
+        result = _result(book, ("interrupted", space), ()) if book.best else None
+        raise InterruptedSearchError("interrupted", result) from None
+    if book.best is None:
+        if status == "limit":
+            raise EffortError("the time limit passed before any plan was found; allow more with --time-limit")
+        raise _infeasible(book)
+    alternatives: tuple[Alternative, ...] = ()
+    if request.compare and status != "limit":
+        alternatives = alternatives_of(book)
+    if book.best_value - book.bound <= 1e-9 * book.best_value:
+        status = "optimal" if status == "feasible" else status
+    return _result(book, (status, space), alternatives)
+
+
+def _check_request(request: SearchRequest) -> None:
+    if request.objective == "cost-within-time" and request.time_budget_s is None:
+        raise UsageError("the objective cost-within-time needs a time budget (--within)")
+    if not request.effort > 0:
+        raise UsageError("effort must be positive")
+
+
+def _explore(book: Book) -> tuple[str, bool]:
+    """Fill the book; return the space its bound speaks of and whether that space was searched to the end."""
+    problem, limits = book.problem, book.problem.limits
+    if sum(problem.devices_g) <= SMALL_DEVICES:
+        book.enter("exhaustive")
+        found = exhaustive(problem.prices, book.request, None, SMALL_BUDGET)
+        for candidate in found.candidates:
+            book.add_candidate(candidate)
+        book.raise_bound(found.bound)
+        if found.complete:
+            return SPACE_ALL, True
+    if limits.uniform_degrees or limits.uniform_cuts or limits.equal_cuts or limits.uniform_microbatches:
+        price_grids(book, equal_cuts=limits.equal_cuts)
+        book.raise_bound(value_floor(book.problem, book.request, []))
+        return "uniform grids", False
+    patterned = PatternSearch(problem, book)
+    patterned.start()
+    bound_s = patterned.prove()
+    book.raise_bound(value_floor(problem, book.request, [pool.tables for pool in patterned.pools], bound_s))
+    patterned.mix(bound_s, book.request.effort)
+    sizes = ", ".join(str(size) for size in patterned.sizes)
+    blocks = "each group feeding one run of equal stages of a replica"
+    return f"{blocks}, microbatches of {sizes}, {limits.schedules[0]}", False
+
+
+def _result(book: Book, ended: tuple[Status, str], alternatives: tuple[Alternative, ...]) -> SearchResult:
+    status, space = ended
+    chosen = _simplest(book)
+    others = [priced.candidate for priced in book.kept() if priced.candidate.layout != chosen.layout]
+    value = next(priced.value for priced in book.kept() if priced.candidate.layout == chosen.layout)
+    proof = Proof(
+        objective=book.request.objective,
+        value=value,
+        bound=min(book.bound, value),
+        status=status,
+        effort=book.effort,
+        engine=book.request.engine,
+    )
+    return SearchResult(
+        best=chosen,
+        proof=proof,
+        runners_up=tuple(others[: book.request.top]),
+        alternatives=alternatives,
+        hetero_efficiency=hetero_efficiency(chosen, alternatives),
+        dropped=book.dropped,
+        space=space,
+        search_s=book.elapsed_s,
+    )
+
+
+def _simplest(book: Book) -> Candidate:
+    """Return the candidate with the fewest rows among those within the simplicity margin of the best."""
+    margin = book.best_value * (1 + book.request.simplicity)
+    near = [priced for priced in book.kept() if priced.value <= margin]
+    best = min(near, key=lambda priced: (len(priced.candidate.layout.replicas), priced.value))
+    return best.candidate
+
+
+def _no_mesh(book: Book) -> str:
+    reasons = "; ".join(f"{reason} ({count}x)" for reason, count in book.dropped.items())
+    return f"no group can run any stage: {reasons or 'no tensor-parallel degree divides the model'}"
+
+
+def _infeasible(book: Book) -> InfeasibleError:
+    return InfeasibleError(explain_infeasible(book.problem, book.request, book.dropped))
