@@ -55,7 +55,7 @@ def _model(fields: Fields, path: Path, find_config: FindConfig) -> Model:
         raise fields.error("a model file has either 'config:' or 'modules:'")
     model = read_modules(fields, name) if fields.has("modules") else _configured(fields, name, path, find_config)
     fields.finish()
-    return model if source is None else replace(model, sources={"model": source, **model.sources})
+    return model if source is None else replace(model, sources={"source": source, **model.sources})
 
 
 def _expect_kind(fields: Fields) -> None:

@@ -51,6 +51,14 @@ PUBLISHED = [
     ("deepseek-ai/DeepSeek-V2-Lite", "deepseek-v2-lite", 15_706_484_224),
     ("zai-org/GLM-4.5-Air", "glm-4.5-air", 106_852_245_504),
     ("openai/gpt-oss-20b", "gpt-oss-20b", 20_914_757_184),
+    ("google/gemma-2-2b", "gemma-2-2b", 2_614_341_888),
+    ("google/gemma-7b", "gemma-7b", 8_537_680_896),
+    ("microsoft/phi-2", "phi-2", 2_779_683_840),
+    ("Qwen/Qwen2.5-1.5B", "qwen2.5-1.5b", 1_543_714_304),
+    ("Qwen/Qwen2.5-3B", "qwen2.5-3b", 3_085_938_688),
+    ("Qwen/Qwen3-4B", "qwen3-4b", 4_022_468_096),
+    ("Qwen/Qwen3-14B", "qwen3-14b", 14_768_307_200),
+    ("TinyLlama/TinyLlama-1.1B-Chat-v1.0", "tinyllama-1.1b", 1_100_048_384),
     ("openai/gpt-oss-120b", "gpt-oss-120b", 116_829_156_672),
 ]
 
@@ -111,4 +119,4 @@ def test_every_catalog_model_states_its_source():
     for name in model_names():
         model = find_model(name)
         assert model.name == name
-        assert model.sources["model"], name
+        assert model.sources["source"], name
