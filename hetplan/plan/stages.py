@@ -85,6 +85,12 @@ def _matrix(prices: Prices, option: StageOption) -> Floats:
     return np.stack([np.asarray(getattr(costs, name), dtype=np.float64) for name in _ROWS])
 
 
+def layer_seconds(prices: Prices, option: StageOption) -> Floats:
+    """Return the seconds of both passes of one microbatch, communication included, a layer each."""
+    matrix = _matrix(prices, option)
+    return np.asarray(matrix[FORWARD] + matrix[BACKWARD], dtype=np.float64)
+
+
 @lru_cache(maxsize=65536)
 def span_sums(prices: Prices, option: StageOption, first: int, end: int) -> tuple[float, ...]:
     """Return the sums of each row of `_ROWS` over layers `first` to `end`."""
