@@ -31,7 +31,7 @@ class Grid:
     tp: int = 1
     pp: int = 1
     dp: int | None = None
-    """Data-parallel degree; None: as many as the devices give."""
+    """Data-parallel degree; None: the largest the devices have room for that divides the batch."""
     cp: int = 1
     ep: int = 1
     vpp: int = 1
@@ -65,7 +65,7 @@ def grid_layout(prices: Prices, grid: Grid) -> Layout:
     """
     _require_positive(grid)
     blocks = _blocks(prices, grid)
-    copies = _copies(grid, blocks)
+    copies = _copies(grid, blocks, prices.workload.global_batch)
     num_microbatches = _num_microbatches(grid, prices.workload.global_batch, copies * grid.stage_dp)
     schedule = grid.schedule or ("interleaved" if grid.vpp > 1 else "1f1b")
     for message in schedule_errors(schedule, grid.pp, num_microbatches, grid.vpp):
@@ -108,13 +108,15 @@ def _blocks(prices: Prices, grid: Grid) -> list[str]:
     return blocks
 
 
-def _copies(grid: Grid, blocks: list[str]) -> int:
+def _copies(grid: Grid, blocks: list[str], global_batch: int) -> int:
     """Return how many copies of the pipeline there are."""
     words = f"tp {grid.tp} x cp {grid.cp} x pp {grid.pp}"
     if grid.dp is None:
         if len(blocks) < grid.pp:
             raise UsageError(f"{words} does not fit: the devices give {len(blocks)} meshes of {grid.mesh_size}")
-        return len(blocks) // grid.pp
+        most = len(blocks) // grid.pp
+        dividing = (n for n in range(most, 0, -1) if global_batch % (n * grid.stage_dp * grid.micro_batch) == 0)
+        return next(dividing, most)
     copies = grid.dp // grid.stage_dp
     if copies * grid.pp > len(blocks):
         raise UsageError(
