@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import fields
 
 from hetplan.costs.records import MemoryUse
-from hetplan.plan.records import Estimate, Proof, StageEstimate, TimeParts
-from hetplan.report.layouts import shape_name
-from hetplan.report.tables import bar, pairs, percent, table
-from hetplan.units import format_bytes, format_count, format_energy, format_seconds, format_usd
+from hetplan.plan.records import Estimate, Layout, Proof, StageEstimate, TimeParts
+from hetplan.report.layouts import Setting, headline, layout_table, shape_name
+from hetplan.report.tables import bar, bullets, join_sections, pairs, percent, section, table
+from hetplan.units import format_count, format_energy, format_seconds, format_usd
 
 PART_WORDS: Mapping[str, str] = {
     "compute_s": "compute",
@@ -23,15 +23,24 @@ PART_WORDS: Mapping[str, str] = {
     "optimizer_s": "optimizer",
 }
 
-MEMORY_WORDS: Mapping[str, str] = {
-    "weights_bytes": "weights",
-    "gradients_bytes": "gradients",
-    "optimizer_bytes": "optimizer",
-    "activations_bytes": "activations",
-    "logits_bytes": "logits",
-    "buffers_bytes": "buffers",
-    "reserve_bytes": "reserve",
-}
+LEAST_SHOWN = 1e-6
+"""Parts of a step below this share are rounding, or as good as none."""
+
+
+def estimate_text(
+    layout: Layout, estimate: Estimate, proof: Proof | None, setting: Setting, *, full: bool = False
+) -> str:
+    """Return everything `estimate` says of a layout; `full` shows every stage."""
+    return join_sections(
+        [
+            headline(layout, setting),
+            layout_table(layout, estimate, setting, full=full),
+            summary(estimate, proof),
+            time_table(estimate),
+            section("Peak memory of a device in GiB, fullest stages first", memory_table(estimate, full=full)),
+            section("Notes", bullets(origin_notes(estimate))),
+        ]
+    )
 
 
 def summary(estimate: Estimate, proof: Proof | None = None) -> str:
@@ -41,7 +50,7 @@ def summary(estimate: Estimate, proof: Proof | None = None) -> str:
         ("step time", format_seconds(estimate.step_s) + _error_text(estimate)),
         ("throughput", f"{format_count(estimate.tokens_per_s)} tokens/s"),
         ("MFU", percent(estimate.mfu)),
-        ("cost", "no prices in the cluster file" if usd is None else f"{format_usd(usd)} a step"),
+        ("cost", "unknown: not every group in use has a price" if usd is None else f"{format_usd(usd)} a step"),
         ("energy", f"{format_energy(estimate.joules_per_step)} a step"),
     ]
     if proof is not None:
@@ -76,7 +85,7 @@ def time_table(estimate: Estimate) -> str:
             bar(seconds / estimate.step_s, 20),
         )
         for name, seconds in time_parts(estimate.parts)
-        if seconds > 0
+        if seconds >= LEAST_SHOWN * estimate.step_s
     ]
     if estimate.dp_overlapped_s > 0:
         rows.append(("gradients, hidden", format_seconds(estimate.dp_overlapped_s), "", ""))
@@ -93,8 +102,9 @@ def memory_parts(use: MemoryUse) -> list[tuple[str, float]]:
     return [(field.name, getattr(use, field.name)) for field in fields(use)]
 
 
-def memory_table(estimate: Estimate, *, most_rows: int = 12) -> str:
-    """Return peak memory by component, the fullest stages first."""
+def memory_table(estimate: Estimate, *, full: bool = False) -> str:
+    """Return peak memory by component, the fullest stages first; `full` shows all."""
+    most_rows = len(estimate.stages) if full else 12
     fullest = sorted(estimate.stages, key=lambda stage: -fill(stage))
     rows = [
         (
@@ -129,15 +139,4 @@ def origin_notes(estimate: Estimate) -> list[str]:
 
 
 def _origin_words(origin: str) -> str:
-    return {"datasheet": "from datasheets", "assumed": "assumed where no datasheet says more"}.get(origin, origin)
-
-
-def shortfalls(stages: Sequence[StageEstimate]) -> list[str]:
-    """Return one sentence for each stage whose peak does not fit."""
-    return [
-        f"replica {shape_name(stage.replica)} stage {stage.stage} ({stage.group}) needs "
-        f"{format_bytes(stage.memory.total_bytes)} of {format_bytes(stage.capacity_bytes)}: "
-        f"{format_bytes(stage.memory.total_bytes - stage.capacity_bytes)} short"
-        for stage in stages
-        if stage.memory.total_bytes > stage.capacity_bytes
-    ]
+    return {"datasheet": "from datasheets", "assumed": "with assumed efficiencies (no calibration)"}.get(origin, origin)

@@ -7,11 +7,13 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from hetplan.plan.records import Estimate, Layout, Replica, Stage, StageEstimate
+from hetplan.plan.rules import row_place
 from hetplan.report.nodes import node_names, nodes_of
 from hetplan.report.tables import bar, percent, table
 from hetplan.specs.cluster import Cluster
 from hetplan.specs.hostlist import hostlist_text
 from hetplan.specs.model import Model
+from hetplan.specs.workload import Workload
 from hetplan.units import format_seconds
 
 MOST_ROWS = 24
@@ -41,8 +43,30 @@ class _StageRow:
         return (stage.group, stage.tp, stage.dp, stage.cp, stage.ep, stage.recompute, self.layers)
 
 
-def layout_table(layout: Layout, estimate: Estimate, cluster: Cluster, model: Model, *, full: bool = False) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """What is trained, on what."""
+
+    cluster: Cluster
+    model: Model
+    workload: Workload
+
+
+def headline(layout: Layout, setting: Setting) -> str:
+    """Return what the layout is for and what holds for all of it, in at most two lines."""
+    workload = setting.workload
+    batch = f"{workload.global_batch:,} samples of {workload.seq_len:,} tokens a step"
+    used, there_are = layout.num_devices, setting.cluster.num_devices
+    sharding = "nothing sharded" if layout.sharding == "none" else f"sharding {layout.sharding}"
+    return (
+        f"{setting.model.name} on {setting.cluster.name}: {batch}\n"
+        f"{workload.precision}, {layout.schedule}, {sharding}, {used:,} of {there_are:,} devices"
+    )
+
+
+def layout_table(layout: Layout, estimate: Estimate, setting: Setting, *, full: bool = False) -> str:
     """Return the table of replica shapes and stages; `full` never joins rows."""
+    cluster, model = setting.cluster, setting.model
     found = {(use.replica, use.stage): use for use in estimate.stages}
     names = node_names(cluster)
     shapes = [
@@ -60,9 +84,8 @@ def layout_table(layout: Layout, estimate: Estimate, cluster: Cluster, model: Mo
 
 
 def shape_name(index: int) -> str:
-    """Return the letter a replica shape goes by: A, B .. Z, A1 .."""
-    letter = chr(ord("A") + index % 26)
-    return letter if index < 26 else f"{letter}{index // 26}"
+    """Return the letter a replica shape goes by, the one messages of `check` use."""
+    return row_place(index).removeprefix("replica ")
 
 
 def replica_text(replica: Replica) -> str:

@@ -6,25 +6,24 @@ from collections.abc import Mapping, Sequence
 
 from hetplan.plan.records import Estimate, Layout, Replica
 from hetplan.report.estimates import PART_WORDS, origin_notes, summary, time_parts, time_table
-from hetplan.report.layouts import layout_table
+from hetplan.report.layouts import Setting, headline, layout_table
 from hetplan.report.tables import bullets, join_sections, percent, section, table
 from hetplan.search.records import Candidate, SearchResult
-from hetplan.specs.cluster import Cluster
-from hetplan.specs.model import Model
 from hetplan.units import format_count, format_seconds, format_usd
 
 
-def search_text(result: SearchResult, cluster: Cluster, model: Model, *, full: bool = False) -> str:
+def search_text(result: SearchResult, setting: Setting, *, full: bool = False) -> str:
     """Return the whole answer of a search."""
     best = result.best
     return join_sections(
         [
-            layout_table(best.layout, best.estimate, cluster, model, full=full),
+            headline(best.layout, setting),
+            layout_table(best.layout, best.estimate, setting, full=full),
             summary(best.estimate, result.proof),
             time_table(best.estimate),
             section("Compared with", comparison_table(result)),
             section("Next best", bullets(runner_up_notes(best, result.runners_up if full else result.runners_up[:1]))),
-            section("Notes", bullets(_notes(result, cluster, full=full))),
+            section("Notes", bullets(_notes(result, full=full))),
         ]
     )
 
@@ -106,9 +105,8 @@ def why_it_lost(best: Estimate, other: Estimate) -> str:
     return f"{percent(slower)} slower ({parts})"
 
 
-def _notes(result: SearchResult, cluster: Cluster, *, full: bool) -> list[str]:
-    idle = cluster.num_devices - result.best.layout.num_devices
-    notes = [f"{idle} of {cluster.num_devices} devices stay idle"] if idle > 0 else []
+def _notes(result: SearchResult, *, full: bool) -> list[str]:
+    notes = []
     if result.proof.status == "limit":
         notes.append("the time limit cut the search short: another run may end elsewhere")
     notes.append(f"space searched: {result.space}; {format_seconds(result.search_s)}, effort {result.proof.effort:.3g}")

@@ -6,9 +6,11 @@ from dataclasses import replace
 
 from hetplan.costs.records import MemoryUse
 from hetplan.plan.records import Estimate, Layout, Proof, Replica, Stage, StageEstimate, TimeParts
+from hetplan.report.layouts import Setting
 from hetplan.search.records import Alternative, Candidate, SearchResult
 from hetplan.specs.cluster import Cluster, Device, Group, Network
 from hetplan.specs.model import Layer, Model, Module
+from hetplan.specs.workload import Workload
 
 GIB = 2.0**30
 
@@ -50,6 +52,8 @@ CHAIN = (
     Layer(kind="head", name="head", width=64, operators=()),
 )
 MODEL = Model(name="toy", modules=(Module(name="text", layers=CHAIN),))
+
+SETTING = Setting(cluster=CLUSTER, model=MODEL, workload=Workload(seq_len=8192, global_batch=256))
 
 LAYOUT = Layout(
     replicas=(

@@ -8,11 +8,11 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_samples import CLUSTER, ESTIMATE, LAYOUT, MODEL, RESULT, SLOWER, group, stage
+from report_samples import CLUSTER, ESTIMATE, LAYOUT, RESULT, SETTING, SLOWER, group, stage
 
 from hetplan.plan.records import Layout
 from hetplan.report.documents import search_document
-from hetplan.report.estimates import memory_table, shortfalls, time_table
+from hetplan.report.estimates import memory_table, time_table
 from hetplan.report.gantt import Bar, Row, gantt
 from hetplan.report.layouts import layout_table, replica_text, shape_name
 from hetplan.report.nodes import node_names, nodes_of
@@ -52,7 +52,7 @@ def test_percentages_keep_a_decimal_while_it_matters() -> None:
 
 
 def test_who_does_what_shows_layers_nodes_and_memory() -> None:
-    text = layout_table(LAYOUT, ESTIMATE, CLUSTER, MODEL)
+    text = layout_table(LAYOUT, ESTIMATE, SETTING)
     first, second = text.splitlines()[2:]
     assert "A: 2 copies, each 64 microbatches of 2 samples" in text
     assert first.split()[:6] == ["0", "fast", "fast-[01-02]", "21", "8", "none"]
@@ -67,9 +67,9 @@ def test_long_pipelines_share_rows_unless_all_is_asked_for() -> None:
     )
     layout = Layout(replicas=(replace(LAYOUT.replicas[0], stages=stages),))
     estimate = replace(ESTIMATE, stages=tuple(stage(i, "fast", 60.0 - i) for i in range(30)))
-    joined = layout_table(layout, estimate, CLUSTER, MODEL)
+    joined = layout_table(layout, estimate, SETTING)
     assert "1-29" in joined
-    assert len(layout_table(layout, estimate, CLUSTER, MODEL, full=True).splitlines()) == 32
+    assert len(layout_table(layout, estimate, SETTING, full=True).splitlines()) == 32
 
 
 def test_left_out_devices_shift_the_nodes_of_a_range() -> None:
@@ -114,16 +114,10 @@ def test_a_layout_in_words_names_groups_and_degrees() -> None:
 
 @pytest.mark.parametrize("full", [False, True])
 def test_an_answer_fits_80_columns_of_ascii(full: bool) -> None:
-    text = search_text(RESULT, CLUSTER, MODEL, full=full)
+    text = search_text(RESULT, SETTING, full=full)
     assert text.isascii()
     assert max(map(len, text.splitlines())) <= 80
     assert ("30 candidates dropped: tp beyond a node" in text) == full
-
-
-def test_shortfalls_name_stage_and_missing_memory() -> None:
-    assert shortfalls((stage(0, "fast", 60.0), stage(1, "slow", 81.5))) == [
-        "replica A stage 1 (slow) needs 81.5 GiB of 79 GiB: 2.5 GiB short"
-    ]
 
 
 def test_memory_table_starts_with_the_fullest_stage() -> None:

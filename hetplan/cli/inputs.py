@@ -1,0 +1,203 @@
+"""What a command works on: cluster, model, workload and calibration, read from files or named by a plan."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, cast
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+
+    from hetplan.catalog.load import Source
+    from hetplan.costs.prices import Prices
+    from hetplan.plan.limits import Limits
+    from hetplan.plan.records import Estimate, Input, Layout, Plan, Proof
+    from hetplan.report.layouts import Setting
+    from hetplan.specs.calibration import Calibration
+    from hetplan.specs.cluster import Cluster
+    from hetplan.specs.model import Model
+    from hetplan.specs.workload import Workload
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkloadWords:
+    """Workload options as given; None: not given."""
+
+    file: Path | None = None
+    seq_len: int | None = None
+    global_batch: int | None = None
+    precision: str | None = None
+    gradient_precision: str | None = None
+    attention: str | None = None
+    sequence_parallel: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """Everything that is priced, with the files it came from."""
+
+    cluster: Cluster
+    model: Model
+    workload: Workload
+    calibration: Calibration | None
+    cluster_input: Input
+    model_input: Input
+    calibration_input: Input | None
+
+    @property
+    def setting(self) -> Setting:
+        """What reports name."""
+        from hetplan.report.layouts import Setting
+
+        return Setting(cluster=self.cluster, model=self.model, workload=self.workload)
+
+    @property
+    def prices(self) -> Prices:
+        """The cost model."""
+        from hetplan.costs.prices import price
+
+        return price(self.cluster, self.model, self.workload, self.calibration)
+
+
+def load_job(
+    cluster_name: str,
+    model_name: str,
+    words: WorkloadWords,
+    calibration: Path | None,
+    *,
+    is_used: Callable[[str], bool] = bool,
+) -> Job:
+    """Return what the command line names; only groups that are used have a say in the precision.
+
+    Raises:
+        SpecError: a file is not what its kind demands.
+        UsageError: an option is missing or senseless.
+    """
+    from hetplan.catalog.load import load_calibration, load_cluster, load_model
+
+    cluster, cluster_source = load_cluster(cluster_name)
+    model, model_source = load_model(model_name)
+    constants, calibration_source = load_calibration(calibration) if calibration else (None, None)
+    return Job(
+        cluster=cluster,
+        model=model,
+        workload=_workload(words, cluster, is_used),
+        calibration=constants,
+        cluster_input=_input(cluster_source),
+        model_input=_input(model_source),
+        calibration_input=_input(calibration_source) if calibration_source else None,
+    )
+
+
+def _input(source: Source) -> Input:
+    from hetplan.plan.records import Input
+
+    return Input(name=source.name, sha256=source.sha256)
+
+
+def _workload(words: WorkloadWords, cluster: Cluster, is_used: Callable[[str], bool]) -> Workload:
+    """Return the workload file's fields with the options over them."""
+    from hetplan.specs.read_workload import WorkloadFields, make_workload, workload_fields
+
+    given = {
+        field.name: value
+        for field in fields(WorkloadWords)
+        if field.name != "file" and (value := getattr(words, field.name)) is not None
+    }
+    written: WorkloadFields = workload_fields(words.file) if words.file else {}
+    excluded = [group.name for group in cluster.groups if not is_used(group.name)]
+    return make_workload(cast(WorkloadFields, {**written, **given}), cluster, excluded)
+
+
+def plan_of(job: Job, layout: Layout, estimate: Estimate, proof: Proof | None) -> Plan:
+    """Return a layout together with what it was made from."""
+    from hetplan.plan.records import Plan
+
+    return Plan(
+        layout=layout,
+        cluster=job.cluster_input,
+        model=job.model_input,
+        calibration=job.calibration_input,
+        workload=_stated_fields(job.workload),
+        estimate=estimate,
+        proof=proof,
+    )
+
+
+ALWAYS_STATED = frozenset({"seq_len", "global_batch", "precision"})
+
+
+def _stated_fields(workload: Workload) -> Mapping[str, str | int | bool]:
+    """Return the fields that are not at their defaults, and those a reader always wants to see."""
+    return {
+        field.name: value
+        for field in fields(workload)
+        if (value := getattr(workload, field.name)) != field.default or field.name in ALWAYS_STATED
+    }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SavedPlan:
+    """A plan read from a file, with what it was made from as that is now."""
+
+    plan: Plan
+    job: Job
+    changed: tuple[str, ...]
+    """Files whose content is no longer what the plan was made from."""
+
+    @property
+    def limits(self) -> Limits:
+        """What the plan's engine can run; what the user once narrowed is not asked again."""
+        from hetplan.plan.limits import ENGINES
+
+        engine = ENGINES[self.plan.proof.engine if self.plan.proof else "hetplan"]
+        stages = [stage for replica in self.plan.layout.replicas for stage in replica.stages]
+        widened = replace(engine, cp=tuple({stage.cp for stage in stages}), schedules=(self.plan.layout.schedule,))
+        return (
+            replace(widened, stage_dp=tuple({stage.dp for stage in stages}))
+            if engine == ENGINES["hetplan"]
+            else widened
+        )
+
+
+def load_plan(path: str) -> SavedPlan:
+    """Return a saved plan.
+
+    Raises:
+        SpecError: the plan, or a file it names, cannot be read.
+    """
+    from hetplan.plan.text import read_plan
+    from hetplan.specs.workload import Workload
+
+    plan = read_plan(Path(path))
+    calibration = Path(_found(plan.calibration.name, path)) if plan.calibration else None
+    words = WorkloadWords(seq_len=1, global_batch=1)
+    job = load_job(_found(plan.cluster.name, path), _found(plan.model.name, path), words, calibration)
+    inputs = zip(
+        (plan.cluster, plan.model, plan.calibration),
+        (job.cluster_input, job.model_input, job.calibration_input),
+        strict=True,
+    )
+    return SavedPlan(
+        plan=plan,
+        job=replace(job, workload=Workload(**plan.workload)),
+        changed=tuple(before.name for before, after in inputs if _differs(before, after)),
+    )
+
+
+def _differs(before: Input | None, after: Input | None) -> bool:
+    return before is not None and after is not None and before.sha256 != after.sha256
+
+
+def _found(name: str, plan_path: str) -> str:
+    """Return where a file named in a plan is: as named, else beside the plan or in a folder above it.
+
+    A catalog name, of which no file exists anywhere, stays as it is.
+    """
+    if Path(name).exists() or Path(name).is_absolute():
+        return name
+    for folder in Path(plan_path).resolve().parents:
+        if (folder / name).exists():
+            return str(folder / name)
+    return name
