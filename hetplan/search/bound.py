@@ -1,6 +1,6 @@
 """The proved lower bound on the step time: a linear program over patterns, tightened where it matters.
 
-For a step time T every pattern j can take at most a_j(T) samples (`patterns.most_microbatches`). With x_j copies of it,
+For a step time T every pattern j can take at most a_j(T) samples (`patterns.Lines`). With x_j copies of it,
 
     maximise sum_j a_j x_j   subject to   sum_j used_jg x_j <= devices_g  for every group g,   x_j >= 0
 
@@ -17,80 +17,98 @@ A second bound needs no patterns: every layer of every sample takes device-secon
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linprog
 
 from hetplan.costs.records import Floats
-from hetplan.search.cuts import Cuts, best_cuts
-from hetplan.search.patterns import Ints, Patterns, most_microbatches
+from hetplan.search.cuts import best_cuts
+from hetplan.search.patterns import Ints, Lines, Patterns, bound_lines
 from hetplan.search.problem import Problem, Tables
 
 HELD_LEVELS = (1, 2, 3, 5, 9, 17, 33, 65, 129)
 """First microbatch counts of classes in which a stage is taken to hold no more than that many."""
-BATCH_OF_REFINEMENTS = 48
+BATCH_OF_REFINEMENTS = 40
 PRECISION = 2e-4
+NEW_COLUMNS = 120
+Refined = dict[tuple[int, int], float]
+"""(pattern, held level) -> least seconds of the busiest stage; infinite where no cut fits."""
 
 
-@dataclass(slots=True)
 class Pool:
-    """The patterns of one microbatch size, with what refinement has found out about them."""
+    """The patterns of one microbatch size in one class of plans, with what refinement has found out about them."""
 
-    problem: Problem
-    tables: Tables
-    patterns: Patterns
-    refined: dict[tuple[int, int], float] = field(default_factory=dict)
-    """(pattern, held level) -> least seconds of the busiest stage."""
+    def __init__(self, problem: Problem, tables: Tables, patterns: Patterns, after_m: Floats, refined: Refined) -> None:
+        self.problem = problem
+        self.tables = tables
+        self.patterns = patterns
+        self.after_m = after_m
+        self.refined = refined
+        self._lines = bound_lines(patterns, tables, after_m)
+        self._known: dict[int, tuple[int, Lines, Ints]] = {}
 
-    def samples(self, step_s: float, rows: Ints) -> Ints:
-        """Return the most samples each of the patterns `rows` can take in `step_s`, (rows,)."""
-        most = most_microbatches(self.patterns.take(rows), self.tables, step_s)
-        known = [k for k, row in enumerate(rows.tolist()) if any((row, q) in self.refined for q in HELD_LEVELS)]
-        if known:
-            most[known] = self._refined_microbatches(rows[known], most[known], step_s)
+    def samples(self, step_s: float) -> Ints:
+        """Return the most samples each pattern can take in `step_s`, (N,)."""
+        most = self._lines.most_microbatches(step_s)
+        rows, counts = self._refined_microbatches(most, step_s)
+        most[rows] = counts
         return most * self.tables.microbatch
 
-    def _refined_microbatches(self, rows: Ints, most: Ints, step_s: float) -> Ints:
+    def _refined_microbatches(self, most: Ints, step_s: float) -> tuple[Ints, Ints]:
+        """Return the refined patterns and their counts: classes of counts from the largest down, first that works."""
+        rows = np.array(sorted({row for row, _ in self.refined}), dtype=np.int64)
         result = np.zeros(len(rows), dtype=np.int64)
-        patterns = self.patterns.take(rows)
+        if not len(rows):
+            return rows, result
+        cheap = most[rows]
         for level in range(len(HELD_LEVELS) - 1, -1, -1):
             first = HELD_LEVELS[level]
             last = HELD_LEVELS[level + 1] - 1 if level + 1 < len(HELD_LEVELS) else 1 << 40
-            open_rows = (result == 0) & (most >= first)
-            if not open_rows.any():
+            waiting = (result == 0) & (cheap >= first)
+            if not waiting.any():
                 continue
-            floor_s = np.array([self.refined.get((row, first), 0.0) for row in rows.tolist()])
-            can = np.isfinite(floor_s)
-            count = most_microbatches(patterns, self.tables, step_s, np.where(can, floor_s, 1.0))
-            count = np.where(can, np.minimum(count, last), 0)
-            result = np.where(open_rows & (count >= first), np.minimum(count, most), result)
-        return result
+            count = np.full(len(rows), last)
+            known, lines = self._lines_at(first)
+            if lines is not None:
+                count[np.searchsorted(rows, known)] = np.minimum(last, lines.most_microbatches(step_s))
+            count = np.minimum(count, cheap)
+            result = np.where(waiting & (count >= first), count, result)
+        return rows, result
+
+    def _lines_at(self, held: int) -> tuple[Ints, Lines | None]:
+        """Return the patterns refined at a held level, and their bounds with whole layers."""
+        known = sorted(row for row, level in self.refined if level == held)
+        kept = self._known.get(held)
+        if kept is not None and kept[0] == len(known):
+            return kept[2], kept[1]
+        rows = np.array(known, dtype=np.int64)
+        if not known:
+            return rows, None
+        floor_s = np.array([self.refined[row, held] for row in known])
+        lines = bound_lines(self.patterns.take(rows), self.tables, self.after_m, np.minimum(floor_s, 1e200))
+        self._known[held] = (len(known), lines, rows)
+        return rows, lines
 
     def level(self, row: int, step_s: float) -> int | None:
         """Return the held level a pattern's bound still rests on unrefined, or None where it is refined."""
-        most = int(most_microbatches(self.patterns.take(np.array([row])), self.tables, step_s)[0])
+        most = int(self._lines.most_microbatches(step_s)[row])
         for level in range(len(HELD_LEVELS) - 1, -1, -1):
             first = HELD_LEVELS[level]
             if most < first:
                 continue
             if (row, first) not in self.refined:
                 return first
-            floor = self.refined[row, first]
-            if np.isfinite(floor):
-                count = most_microbatches(self.patterns.take(np.array([row])), self.tables, step_s, np.array([floor]))[
-                    0
-                ]
-                if count >= first:
-                    return None
+            rows, lines = self._lines_at(first)
+            if lines is not None and lines.most_microbatches(step_s)[int(np.searchsorted(rows, row))] >= first:
+                return None
         return None
 
-    def refine(self, rows: Sequence[int], held: int) -> Cuts:
+    def refine(self, rows: Sequence[int], held: int) -> None:
         """Find the best cuts of patterns that hold at most `held` microbatches a stage, and keep their bound."""
         cuts = best_cuts(self.problem, self.tables, self.patterns.take(np.array(rows)), held)
         for row, tau in zip(rows, cuts.least_tau_s.tolist(), strict=True):
             self.refined[row, held] = tau
-        return cuts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +124,7 @@ class Mix:
 
 
 class BoundSearch:
-    """Bisects on the step time; keeps its working set and refinements between calls."""
+    """Bisects on the step time within one class of plans; keeps its working set and refinements between calls."""
 
     def __init__(self, problem: Problem, pools: Sequence[Pool]) -> None:
         self.problem = problem
@@ -115,12 +133,11 @@ class BoundSearch:
         self.mix: Mix | None = None
 
     def least_step_s(self, upper_s: float, lower_s: float) -> float:
-        """Return a step time no plan of the space beats, at most `upper_s` (the value of a known plan)."""
-        if not self.possible(upper_s * (1 - PRECISION)):
-            return upper_s * (1 - PRECISION)
-        low, high = lower_s, upper_s
-        if not low > 0:
-            low = high / 1e4
+        """Return a step time no plan of the class beats, at most `upper_s` (less `PRECISION`)."""
+        high = upper_s * (1 - PRECISION)
+        if not self.possible(high):
+            return high
+        low = lower_s if lower_s > 0 else high / 1e4
         while high - low > PRECISION * high:
             middle = float(np.sqrt(low * high)) if high > 2 * low else (low + high) / 2
             if self.possible(middle):
@@ -133,39 +150,38 @@ class BoundSearch:
         """Return whether the linear program takes the global batch within `step_s`."""
         batch = self.problem.batch
         while True:
-            mix = self._solve(step_s)
+            samples = [pool.samples(step_s) for pool in self.pools]
+            mix = self._solve(samples)
             if mix.samples >= batch * (1 - 1e-9):
-                if not self._refine_used(mix, step_s):
+                if not self._refine_used(mix, samples, step_s):
                     self.mix = mix
                     return True
-                continue
-            if not self._add_improving(mix, step_s, batch):
+            elif not self._add_improving(mix, samples):
                 return False
 
-    def _solve(self, step_s: float) -> Mix:
+    def _solve(self, samples: Sequence[Ints]) -> Mix:
         columns: list[tuple[int, int]] = []
-        values: list[float] = []
+        values: list[Ints] = []
         used: list[Ints] = []
         for index, pool in enumerate(self.pools):
             rows = np.array(sorted(self.working[index]), dtype=np.int64)
-            if not len(rows):
-                continue
-            samples = pool.samples(step_s, rows)
-            keep = samples > 0
-            columns += [(index, row) for row in rows[keep].tolist()]
-            values += samples[keep].tolist()
-            used.append(pool.patterns.used[rows[keep]])
+            rows = rows[samples[index][rows] > 0]
+            columns += [(index, row) for row in rows.tolist()]
+            values.append(samples[index][rows])
+            used.append(pool.patterns.used[rows])
         num_groups = len(self.problem.devices_g)
         if not columns:
             return Mix(samples=0.0, copies=np.zeros(0), prices_g=np.zeros(num_groups), rows=())
-        matrix = np.concatenate(used).T
         result = linprog(
-            -np.array(values), A_ub=matrix, b_ub=np.array(self.problem.devices_g, dtype=float), method="highs-ds"
+            -np.concatenate(values).astype(float),
+            A_ub=np.concatenate(used).T,
+            b_ub=np.array(self.problem.devices_g, dtype=float),
+            method="highs-ds",
         )
         prices = -np.asarray(result.ineqlin.marginals)
         return Mix(samples=-result.fun, copies=np.asarray(result.x), prices_g=prices, rows=tuple(columns))
 
-    def _refine_used(self, mix: Mix, step_s: float) -> bool:
+    def _refine_used(self, mix: Mix, samples: Sequence[Ints], step_s: float) -> bool:
         """Refine the patterns an optimum rests on; return whether there was anything to refine."""
         wanted: dict[tuple[int, int], list[int]] = {}
         for column in np.flatnonzero(mix.copies > 1e-9).tolist():
@@ -173,45 +189,41 @@ class BoundSearch:
             level = self.pools[index].level(row, step_s)
             if level is not None:
                 wanted.setdefault((index, level), []).append(row)
-        if not wanted:
-            return False
         for (index, level), rows in wanted.items():
-            self._refine_rows(index, level, rows, (mix, step_s))
-        return True
+            self._refine_rows((index, level), rows, mix, samples)
+        return bool(wanted)
 
-    def _refine_rows(self, index: int, level: int, rows: list[int], at: tuple[Mix, float]) -> None:
+    def _refine_rows(self, where: tuple[int, int], rows: list[int], mix: Mix, samples: Sequence[Ints]) -> None:
         """Refine `rows` and, in the same sweep, the unrefined patterns nearest to entering the optimum."""
-        mix, step_s = at
+        index, level = where
         pool = self.pools[index]
         working = np.array(sorted(self.working[index]), dtype=np.int64)
-        slack = pool.patterns.used[working] @ mix.prices_g - pool.samples(step_s, working)
-        near = [row for row in working[np.argsort(slack, kind="stable")][: 3 * BATCH_OF_REFINEMENTS].tolist()]
+        first, last = level, next((q for q in HELD_LEVELS if q > level), 1 << 40)
+        count = samples[index][working] // pool.tables.microbatch
+        working = working[(count >= first) & (count < last)]
+        slack = pool.patterns.used[working] @ mix.prices_g - samples[index][working]
         chosen = dict.fromkeys(rows)
-        for row in near:
+        for row in working[np.argsort(slack, kind="stable")].tolist():
             if len(chosen) >= BATCH_OF_REFINEMENTS:
                 break
-            if (row, level) not in pool.refined and pool.level(row, step_s) == level:
+            if (row, level) not in pool.refined:
                 chosen[row] = None
-        pool.refine([row for row in chosen if (row, level) not in pool.refined], level)
+        pool.refine(list(chosen), level)
 
-    def _add_improving(self, mix: Mix, step_s: float, batch: int) -> bool:
+    def _add_improving(self, mix: Mix, samples: Sequence[Ints]) -> bool:
         """Add patterns outside the working set that the dual prices do not rule out; False proves impossibility."""
         found = False
-        spare = batch / max(1.0, float(np.dot(mix.prices_g, self.problem.devices_g)))
         for index, pool in enumerate(self.pools):
-            every = np.arange(len(pool.patterns))
-            samples = pool.samples(step_s, every)
-            gain = samples - pool.patterns.used @ mix.prices_g
-            rows = np.flatnonzero((gain > 1e-9 * np.maximum(samples, 1)) & (samples > 0))
+            gain = samples[index] - pool.patterns.used @ mix.prices_g
+            rows = np.flatnonzero((gain > 1e-9 * np.maximum(samples[index], 1)) & (samples[index] > 0))
             rows = rows[~np.isin(rows, np.fromiter(self.working[index], dtype=np.int64))]
             if not len(rows):
                 continue
             found = True
-            order = np.argsort(
-                -gain[rows] / np.maximum(pool.patterns.used[rows] @ np.ones(len(mix.prices_g)), 1), kind="stable"
-            )
-            self.working[index].update(rows[order[:200]].tolist())
-        return found and spare > 0
+            devices = np.maximum(pool.patterns.used[rows].sum(axis=1), 1)
+            order = np.argsort(-gain[rows] / devices, kind="stable")
+            self.working[index].update(rows[order[:NEW_COLUMNS]].tolist())
+        return found
 
 
 def device_seconds_s(problem: Problem, tables: Sequence[Tables]) -> float:

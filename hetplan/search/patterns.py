@@ -2,17 +2,22 @@
 
 Stages of one block run on the same kind of mesh; a replica passes its blocks in order, and no group feeds two blocks of
 one replica. For a pattern with p stages, unit time t_i and n_i stages in block i, and m microbatches under 1F1B, with
-tau the busiest stage's forward + backward seconds, W the sum over stages and C the seconds of all transfers both ways:
+tau the busiest stage's forward + backward seconds, W the sum over stages, C the seconds of all transfers both ways and
+A what must follow the first stage's last backward pass (gradients that nothing hides, optimizer, gathers; at least
+`after` seconds for each unit of layers on that stage):
 
-    T >= m tau,    T >= W + C + (m - 1) beta tau,    T >= 2 W + C + (m - 1 - p) tau  (m > p)
+    T >= m tau + A,    T >= W + C + (m - 1) beta tau + A,    T >= 2 W + C + (m - 1 - p) tau + A  (m > p)
 
-where beta is the smallest backward share. The first holds for any schedule; the second because the busiest stage still
-has m - 1 backward passes to do once the first microbatch is through all stages; the third because under 1F1B stage s
-starts microbatch j + (p - s) after it has finished microbatch j, so between the first and the last journey through the
-stages behind it lie m - 1 - (p - s) of its own periods; with s the busiest stage, sum_{i<s} tau_i <= s tau gives the
-form above. For given tau, W is least when the fastest blocks are filled first. In tau the bounds are convex and
-piecewise linear, so their minimum over all cuts lies at a breakpoint: tau where the e fastest blocks, and no others,
-are full. This relaxes whole layers to shares of `Tables.weight_l`; `refine` in `columns` puts the whole layers back.
+where beta is the smallest backward share. A pipeline's last action is the first stage's last backward pass, hence A.
+The first bound holds for any schedule; the second because the busiest stage still has m - 1 backward passes to do once
+the first microbatch is through all stages; the third because under 1F1B stage s starts microbatch j + (p - s) after it
+has finished microbatch j, so between the first and the last journey through the stages behind it lie m - 1 - (p - s)
+of its own periods; with s the busiest stage, sum_{i<s} tau_i <= s tau gives the form above.
+
+With layers divisible at will each right side is, for given tau, least when the cheapest blocks are filled first (the
+first stage is a block of its own for its A), and convex and piecewise linear in tau: its minimum over all cuts lies
+where the e cheapest blocks, and no others, are full, for some e. So the most microbatches within T is the largest of a
+few lines in T, kept as `Lines`. `cuts` puts the whole layers back.
 
 Legend: N patterns, K blocks (`MAX_BLOCKS`), G groups; mesh -1 and count 0 where a pattern has fewer blocks.
 """
@@ -31,7 +36,7 @@ from hetplan.search.problem import Problem, Tables
 
 Ints = npt.NDArray[np.int64]
 MAX_BLOCKS = 3
-MOST_PATTERNS = 60_000
+MOST_PATTERNS = 36_000
 """Patterns enumerated for one microbatch size and sharding; stage counts thin out to stay below."""
 
 
@@ -58,16 +63,15 @@ class Patterns:
 
 
 def stage_counts(most: int, choices: int) -> tuple[int, ...]:
-    """Return at most `choices` stage counts up to `most`: all small ones, then ever wider apart."""
-    counts, step = [], 1.0
-    value = 1.0
-    while round(value) <= most:
-        counts.append(round(value))
-        step = max(1.0, value * 0.26 if len(counts) >= 4 else 1.0)
-        value = round(value) + round(step)
-    useful = [count for count in (12, 16, 24, 32, 48, 64, 96) if count <= most]
-    merged = sorted({*counts, *useful})
-    return tuple(merged[:choices])
+    """Return at most `choices` stage counts up to `most`: all of 1, 2, 3, 4, 6, 8, 12 ..., or fewer, wider apart."""
+    dense = [n for n in (1, 2, 3, 4, 5, 6, 8, 10, 12, 14, 16, 20, 24, 32, 40, 48, 64, 96, 128) if n <= most]
+    powers = [n for n in dense if n & (n - 1) == 0]
+    halves = [n for n in dense if n in (3, 6, 12, 24, 48, 96)]
+    if choices >= len(dense):
+        return tuple(dense)
+    if choices >= len(powers):
+        return tuple(sorted([*powers, *halves[: choices - len(powers)]]))
+    return tuple(powers[:choices])
 
 
 def enumerate_patterns(problem: Problem, tables: Tables) -> Patterns:
@@ -85,7 +89,7 @@ def enumerate_patterns(problem: Problem, tables: Tables) -> Patterns:
         choices = int((budget / len(sequences)) ** (1 / size))
         if choices < 1:
             sequences, choices = sequences[:budget], 1
-        parts.append(_multiples(problem, np.array(sequences), max(1, min(choices, 16))))
+        parts.append(_multiples(problem, np.array(sequences), max(1, choices)))
     mesh = np.concatenate([part[0] for part in parts])
     count = np.concatenate([part[1] for part in parts])
     keep = _inside(problem, mesh, count)
@@ -183,34 +187,56 @@ def _transfers_s(problem: Problem, tables: Tables, mesh: Ints, count: Ints) -> F
     return 2.0 * total
 
 
-def most_microbatches(patterns: Patterns, tables: Tables, step_s: float, floor_tau_s: Floats | None = None) -> Ints:
-    """Return the most microbatches each pattern can run within `step_s` by the bounds above (0: none).
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Most microbatches as the least of three maxima of lines `at + T * slope`; arrays (breakpoints, N)."""
 
-    `floor_tau_s`: seconds below which no cut brings the busiest stage, where that is known.
+    rate_at: Floats
+    rate_slope: Floats
+    first_at: Floats
+    first_slope: Floats
+    flow_at: Floats
+    flow_slope: Floats
+    stages: Ints
+
+    def most_microbatches(self, step_s: float) -> Ints:
+        """Return the most microbatches each pattern can run within `step_s` (0: none)."""
+        most = np.minimum(
+            np.max(self.rate_at + step_s * self.rate_slope, axis=0),
+            np.max(self.first_at + step_s * self.first_slope, axis=0),
+        )
+        flow = np.max(self.flow_at + step_s * self.flow_slope, axis=0)
+        most = np.where(flow > self.stages, np.minimum(most, flow), np.minimum(most, self.stages))
+        rounded = np.floor(most * (1 + 1e-12) + 1e-9)
+        return np.where(np.isfinite(rounded), np.maximum(rounded, 0), 0).astype(np.int64)
+
+
+def bound_lines(patterns: Patterns, tables: Tables, after_m: Floats, floor_tau_s: Floats | None = None) -> Lines:
+    """Return the bounds above as lines in the step time.
+
+    `after_m`: A of a unit of layers for each mesh. `floor_tau_s`: seconds below which no cut brings the busiest stage.
     """
     beta = _backward_share(tables)
-    order = np.argsort(patterns.unit_s, axis=1, kind="stable")
-    unit = np.take_along_axis(patterns.unit_s, order, axis=1)
-    count = np.take_along_axis(patterns.count, order, axis=1)
-    rate = np.cumsum(np.where(count > 0, count / np.where(np.isfinite(unit), unit, 1.0), 0.0), axis=1)
-    work = tables.weight_l.sum()
-    taus = work / rate
-    least_tau = taus[:, -1]
-    if floor_tau_s is not None:
-        taus = np.maximum(taus, floor_tau_s[:, None])
-        least_tau = np.maximum(least_tau, floor_tau_s)
+    after = np.append(after_m, 0.0)[patterns.mesh[:, 0]]
+    unit = np.concatenate([patterns.unit_s[:, :1], patterns.unit_s], axis=1)
+    count = np.concatenate([np.ones_like(patterns.count[:, :1]), patterns.count], axis=1).astype(float)
+    count[:, 1] -= 1
+    extra = np.zeros_like(unit)
+    extra[:, 0] = after
     p = patterns.stages
-    simple = np.zeros(len(patterns))
-    pipelined = np.zeros(len(patterns))
-    for e in range(taus.shape[1]):
-        tau = taus[:, e]
-        filled_s = fill_work_s(unit, count, work, tau)
-        room = step_s - patterns.comm_s - filled_s
-        simple = np.maximum(simple, np.where(room >= 0, 1 + room / (beta * tau), 0.0))
-        pipelined = np.maximum(pipelined, (room - filled_s) / tau + 1 + p)
-    most = np.minimum(simple, step_s / least_tau)
-    rounded = np.floor(np.where(pipelined > p, np.minimum(most, pipelined), np.minimum(most, p)) * (1 + 1e-12) + 1e-9)
-    return np.where(np.isfinite(rounded), np.maximum(rounded, 0), 0).astype(np.int64)
+    rate = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=0.0)
+    first = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=1.0)
+    flow = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=2.0)
+    comm = patterns.comm_s
+    return Lines(
+        rate_at=-rate[1] / rate[0],
+        rate_slope=1 / rate[0],
+        first_at=1 - (comm + first[1]) / (beta * first[0]),
+        first_slope=1 / (beta * first[0]),
+        flow_at=1 + p - (comm + flow[1]) / flow[0],
+        flow_slope=1 / flow[0],
+        stages=p,
+    )
 
 
 def _backward_share(tables: Tables) -> float:
@@ -219,13 +245,23 @@ def _backward_share(tables: Tables) -> float:
     return float(np.min(tables.backward_mrl[finite] / total[finite])) if finite.any() else 0.5
 
 
-def fill_work_s(unit: Floats, count: Ints, work: float, tau: Floats) -> Floats:
-    """Return the least W when no stage exceeds `tau`: fastest blocks (rows sorted by `unit`) first."""
-    left = np.full(len(tau), work)
-    total = np.zeros(len(tau))
-    for block in range(unit.shape[1]):
-        seconds = np.where(np.isfinite(unit[:, block]), unit[:, block], 1.0)
-        take = np.minimum(left, count[:, block] * tau / seconds)
-        total += take * seconds
-        left = left - take
-    return total
+def _breakpoints(
+    unit: Floats, count: Floats, extra: Floats, at: tuple[Tables, Floats | None], *, work_factor: float
+) -> tuple[Floats, Floats]:
+    """Return (tau, work_factor W + A) at every breakpoint, (blocks, N) each."""
+    tables, floor_tau_s = at
+    work = float(tables.weight_l.sum())
+    there = np.isfinite(unit) & (count > 0)
+    cost = np.where(there, work_factor * unit + extra, np.inf)
+    order = np.argsort(cost, axis=1, kind="stable")
+    cost = np.take_along_axis(cost, order, axis=1)
+    pace = np.take_along_axis(np.where(there, count / np.where(there, unit, 1.0), 0.0), order, axis=1)
+    held = np.cumsum(pace, axis=1)
+    with np.errstate(divide="ignore"):
+        taus = (work / held).T
+    least = taus[-1] if floor_tau_s is None else np.maximum(taus[-1], floor_tau_s)
+    taus = np.maximum(taus, least)
+    taken = np.minimum(work, held[None, :, :] * np.where(np.isfinite(taus), taus, 0.0)[:, :, None])
+    shares = np.diff(taken, axis=2, prepend=0.0)
+    loads = np.where(shares > 0, shares * np.where(np.isfinite(cost), cost, 0.0)[None, :, :], 0.0).sum(axis=2)
+    return np.where(np.isfinite(taus), taus, 1e300), np.where(np.isfinite(taus), loads, 1e300)

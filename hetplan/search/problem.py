@@ -14,7 +14,7 @@ from itertools import product
 import numpy as np
 
 from hetplan.costs.prices import Prices
-from hetplan.costs.records import Floats, ShardDegrees, StageOption
+from hetplan.costs.records import Floats, Holders, ShardDegrees, StageOption
 from hetplan.errors import CalibrationError
 from hetplan.plan.rules_model import valid_tp
 from hetplan.plan.limits import Limits
@@ -169,10 +169,11 @@ def microbatch_sizes(global_batch: int, limits: Limits) -> tuple[int, ...]:
     return tuple(size for size in (2**k for k in range(20)) if size <= min(global_batch, largest))
 
 
-def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: int) -> Tables | None:
+def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: int, ranks: int = 1) -> Tables | None:
     """Return the cost tables of one microbatch size, or None where no mesh can run it.
 
-    `degree`: data-parallel ranks that share states (`MANY_RANKS` for bounds).
+    `degree`: data-parallel ranks that share states, for memory (`MANY_RANKS` for bounds). `ranks`: data-parallel ranks
+    among which sharded weights or gradients travel with every microbatch, for seconds, in the best place they can be.
     """
     limits, prices = problem.limits, problem.prices
     recomputes = limits.recompute
@@ -194,6 +195,13 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
         capacity = prices.capacity_bytes(option.group)
         base, per_flight = prices.memory_matrices(option, sharding, degrees)
         fixed[m, mode], flight[m, mode] = base / capacity, per_flight / capacity
+    if sharding in ("gradients", "full") and ranks > 1:
+        for m in able:
+            gather_l, reduce_l = _travel(problem, microbatch, m, ranks)
+            gather_l = gather_l if sharding == "full" else 0.0 * gather_l
+            beside = np.maximum if prices.calibration.overlap.gathers else np.add
+            forward[m] = beside(forward[m], gather_l[None, :])
+            backward[m] = beside(backward[m], (gather_l + reduce_l)[None, :])
     total = forward + backward
     prefix = np.concatenate([np.zeros((num_m, num_r, 1)), np.cumsum(total, axis=2)], axis=2)
     near, far = _transfers(problem, microbatch, able)
@@ -214,6 +222,20 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
         unit_m=unit_m,
         weight_l=weight_l,
     )
+
+
+def _travel(problem: Problem, microbatch: int, m: int, ranks: int) -> tuple[Floats, Floats]:
+    """Return seconds to gather each layer's weights and to reduce-scatter its gradients, at their best place."""
+    mesh = problem.meshes[m]
+    option = mesh.option(microbatch, problem.limits.recompute[0])
+    packed = max(1, problem.domain_g[mesh.group] // mesh.tp)
+    found = [
+        problem.prices.gathers_s(
+            option, (Holders(group=mesh.name, num_ranks=ranks, ranks_per_node=min(near, ranks), tp=mesh.tp),)
+        )
+        for near in {1, packed}
+    ]
+    return np.minimum.reduce([g for g, _ in found]), np.minimum.reduce([r for _, r in found])
 
 
 def _transfers(problem: Problem, microbatch: int, able: list[int]) -> tuple[Floats, Floats]:

@@ -90,8 +90,8 @@ def _explore(book: Book) -> tuple[str, bool]:
     patterned = PatternSearch(problem, book)
     patterned.start()
     bound_s = patterned.prove()
-    book.raise_bound(value_floor(problem, book.request, [pool.tables for pool in patterned.pools], bound_s))
-    patterned.mix(bound_s, book.request.effort)
+    book.raise_bound(value_floor(problem, book.request, patterned.bound_tables(), bound_s))
+    patterned.mix(book.request.effort)
     sizes = ", ".join(str(size) for size in patterned.sizes)
     blocks = "each group feeding one run of equal stages of a replica"
     return f"{blocks}, microbatches of {sizes}, {limits.schedules[0]}", False

@@ -9,58 +9,92 @@ which columns are worth keeping.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from hetplan.costs.records import Floats
 from hetplan.plan.records import Layout, ScheduleName
-from hetplan.search.bound import Pool
 from hetplan.search.columns import Column, make_columns
-from hetplan.search.patterns import Ints, Patterns, fill_work_s
+from hetplan.search.patterns import Ints, Patterns
 from hetplan.search.problem import Problem, Tables
+from hetplan.specs.workload import Sharding
 
 PER_KIND = 2
 MOST_STARTS = 48
 
 
-def pattern_step_s(patterns: Patterns, tables: Tables, num_microbatches: Ints) -> Floats:
-    """Return the closed form of a step with `num_microbatches` each, layers shared out without rounding."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start:
+    """A pattern worth pricing: where it is, under which sharding, and how long a step should take."""
+
+    size: int
+    """Index of the microbatch size."""
+    row: int
+    sharding: Sharding
+    step_s: float
+    copies: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Field:
+    """All patterns of one microbatch size under one sharding, and what follows their pipelines."""
+
+    size: int
+    sharding: Sharding
+    tables: Tables
+    patterns: Patterns
+    after_m: Floats
+
+
+def pattern_step_s(field: Field, num_microbatches: Ints) -> Floats:
+    """Return the closed form of a step with `num_microbatches` each, balanced over whole layers."""
+    patterns, tables = field.patterns, field.tables
     order = np.argsort(patterns.unit_s, axis=1, kind="stable")
     unit = np.take_along_axis(patterns.unit_s, order, axis=1)
     count = np.take_along_axis(patterns.count, order, axis=1)
     work = float(tables.weight_l.sum())
     rate = np.where(count > 0, count / np.where(np.isfinite(unit), unit, 1.0), 0.0).sum(axis=1)
-    tau = work / rate
-    # Whole layers: the busiest stage of p stages holds at least ceil(L / p) of L layers.
+    balanced = work / rate
+    # The busiest stage of p stages holds at least ceil(L / p) of L layers.
     layers = len(tables.weight_l)
-    whole = np.ceil(layers / patterns.stages) * patterns.stages / layers
-    tau = tau * np.where(patterns.stages > 1, whole, 1.0)
-    filled_s = fill_work_s(unit, count, work, tau)
-    return np.asarray(patterns.comm_s + filled_s + (num_microbatches - 1) * tau)
+    tau = balanced * np.ceil(layers / patterns.stages) * patterns.stages / layers
+    first = np.minimum(work, balanced / patterns.unit_s[:, 0])
+    after = field.after_m[patterns.mesh[:, 0]] * first
+    filled_s = np.minimum(balanced * patterns.stages, (unit[:, :1] * work).ravel() * 4)
+    return np.asarray(patterns.comm_s + filled_s + (num_microbatches - 1) * tau + after)
 
 
-def best_patterns(problem: Problem, pools: Sequence[Pool]) -> list[tuple[int, int, float]]:
-    """Return (pool, pattern, closed-form seconds) of the best single-shape candidates, best first."""
-    found: list[tuple[float, int, int]] = []
+def best_starts(problem: Problem, fields: Sequence[Field]) -> list[Start]:
+    """Return the best single-shape candidates of every kind, best first."""
+    found: list[Start] = []
     devices = np.array(problem.devices_g)
     tps = np.array([mesh.tp for mesh in problem.meshes] + [0])
-    for index, pool in enumerate(pools):
-        patterns = pool.patterns
+    for field in fields:
+        patterns = field.patterns
         if not len(patterns):
             continue
-        with np.errstate(divide="ignore"):
-            room = np.where(patterns.used > 0, devices[None, :] // np.maximum(patterns.used, 1), 1 << 30).min(axis=1)
-        parts = max(1, problem.batch // pool.tables.microbatch)
+        room = np.where(patterns.used > 0, devices[None, :] // np.maximum(patterns.used, 1), 1 << 30).min(axis=1)
+        parts = max(1, problem.batch // field.tables.microbatch)
         copies = np.minimum(room, parts)
         count = np.ceil(parts / np.maximum(copies, 1)).astype(np.int64)
-        seconds = np.where(copies > 0, pattern_step_s(patterns, pool.tables, count), np.inf)
-        kind = (patterns.used > 0) @ (1 << np.arange(len(devices))) * 1000 + tps[patterns.mesh].max(axis=1)
+        seconds = np.where(copies > 0, pattern_step_s(field, count), np.inf)
+        kind = (patterns.used > 0) @ (1 << np.arange(len(devices))) * 1000 + tps[patterns.mesh[:, 0]]
         order = np.argsort(seconds, kind="stable")
         for value in np.unique(kind).tolist():
             best = [row for row in order[kind[order] == value][:PER_KIND].tolist() if np.isfinite(seconds[row])]
-            found += [(float(seconds[row]), index, row) for row in best]
-    found.sort()
-    return [(index, row, seconds) for seconds, index, row in found[:MOST_STARTS]]
+            found += [
+                Start(
+                    size=field.size,
+                    row=row,
+                    sharding=field.sharding,
+                    step_s=float(seconds[row]),
+                    copies=int(copies[row]),
+                )
+                for row in best
+            ]
+    found.sort(key=lambda start: start.step_s)
+    return found[:MOST_STARTS]
 
 
 def even_layouts(problem: Problem, column: Column) -> Iterator[Layout]:
@@ -87,16 +121,11 @@ def layout_of(rows: Sequence[tuple[Column, int, int]]) -> Layout:
     )
 
 
-def columns_of(
-    problem: Problem, tables: Tables, patterns: Patterns, step_s: float, schedule: ScheduleName
-) -> list[Column | None]:
-    """Return concrete columns of patterns, cut for the microbatches they could run within `step_s`."""
+def columns_of(problem: Problem, tables: Tables, patterns: Patterns, schedule: ScheduleName) -> list[Column | None]:
+    """Return concrete columns of patterns; where full pipelines do not fit, with fewer microbatches in flight."""
     columns = make_columns(problem, tables, patterns, 1 << 30, schedule)
     for row, column in enumerate(columns):
-        if column is not None or patterns.stages[row] == 1:
-            continue
-        few = make_columns(
-            problem, tables, patterns.take(np.array([row])), max(1, int(patterns.stages[row]) // 2), schedule
-        )
-        columns[row] = few[0]
+        if column is None and patterns.stages[row] > 1:
+            held = max(1, int(patterns.stages[row]) // 2)
+            columns[row] = make_columns(problem, tables, patterns.take(np.array([row])), held, schedule)[0]
     return columns
