@@ -167,8 +167,8 @@ def load_plan(path: str) -> SavedPlan:
     Raises:
         SpecError: the plan, or a file it names, cannot be read.
     """
-    from hetplan.plan.text import read_plan
-    from hetplan.specs.workload import Workload
+    from hetplan.plan.read_plan import read_plan
+    from hetplan.specs.read_workload import WorkloadFields, make_workload
 
     plan = read_plan(Path(path))
     calibration = Path(_found(plan.calibration.name, path)) if plan.calibration else None
@@ -181,13 +181,9 @@ def load_plan(path: str) -> SavedPlan:
     )
     return SavedPlan(
         plan=plan,
-        job=replace(job, workload=Workload(**plan.workload)),
-        changed=tuple(before.name for before, after in inputs if _differs(before, after)),
+        job=replace(job, workload=make_workload(cast(WorkloadFields, dict(plan.workload)), job.cluster)),
+        changed=tuple(before.name for before, after in inputs if before and after and before.sha256 != after.sha256),
     )
-
-
-def _differs(before: Input | None, after: Input | None) -> bool:
-    return before is not None and after is not None and before.sha256 != after.sha256
 
 
 def _found(name: str, plan_path: str) -> str:

@@ -95,10 +95,10 @@ def show_priced(priced: Priced, *, as_json: bool, full: bool) -> None:
     about_memory = all(violation.rule == "memory" for violation in violations)
     if cost is not None and (about_memory or priced.failure is CheckFailedError):
         if as_json:
-            from hetplan.plan.text import plan_mapping
+            from hetplan.plan.document import plan_document
 
             plan = plan_of(job, priced.layout, cost, priced.proof)
-            document = estimate_document(cost, priced.proof, plan_mapping(plan))
+            document = estimate_document(cost, priced.proof, plan_document(plan))
             show_json(document | {"violations": [str(violation) for violation in violations]})
         else:
             show(estimate_text(priced.layout, cost, priced.proof, job.setting, full=full))

@@ -16,7 +16,10 @@ from hetplan.search.records import Alternative, Candidate, SearchResult
 Document = dict[str, Any]
 
 
-def estimate_document(estimate: Estimate, proof: Proof | None, plan: Mapping[str, Any] | None) -> Document:
+PLAN_HEADER = {"hetplan": "plan/v1"}
+
+
+def estimate_document(estimate: Estimate, proof: Proof | None, plan: Mapping[str, Any]) -> Document:
     """Return what a plan costs and, where a search made it, how good it is proved to be."""
     timed = proof is not None and proof.objective == "time"
     return {
@@ -49,7 +52,7 @@ def estimate_document(estimate: Estimate, proof: Proof | None, plan: Mapping[str
             for stage in estimate.stages
         ],
         "origins": dict(estimate.origins),
-        "plan": plan,
+        "plan": PLAN_HEADER | dict(plan),
     }
 
 

@@ -9,7 +9,7 @@ from textwrap import wrap
 WIDTH = 80
 """Columns every report is made to fit."""
 
-_NUMBER = re.compile(r"[-+$]?[\d,]*\.?\d+(e[-+]?\d+)?( ?[%A-Za-z/]+)?")
+_NUMBER = re.compile(r"<?[-+$]?[\d,]*\.?\d+(e[-+]?\d+)?( ?[%A-Za-z/]+)?")
 _GAP = "  "
 
 
@@ -63,6 +63,8 @@ def bar(fraction: float, width: int = 10) -> str:
 def percent(fraction: float) -> str:
     """Return a fraction as a percentage, with a decimal below 10 %."""
     value = 100.0 * fraction
+    if 0 < abs(value) < 0.05:
+        return "<0.1 %"
     return f"{value:.1f} %" if abs(value) < 9.95 else f"{value:.0f} %"
 
 

@@ -48,7 +48,14 @@ def test_a_bar_beyond_its_end_says_so() -> None:
 
 
 def test_percentages_keep_a_decimal_while_it_matters() -> None:
-    assert [percent(x) for x in (0.0012, 0.0994, 0.0996, 1.16)] == ["0.1 %", "9.9 %", "10 %", "116 %"]
+    assert [percent(x) for x in (0.0, 0.0003, 0.0012, 0.0994, 0.0996, 1.16)] == [
+        "0.0 %",
+        "<0.1 %",
+        "0.1 %",
+        "9.9 %",
+        "10 %",
+        "116 %",
+    ]
 
 
 def test_who_does_what_shows_layers_nodes_and_memory() -> None:

@@ -1,0 +1,186 @@
+"""`hetplan search`: the best plan for a model on a cluster, with its bound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from hetplan.cli.options import (
+    AttentionOption,
+    CalibrationFile,
+    ClusterArgument,
+    GlobalBatch,
+    GradientPrecision,
+    JsonFlag,
+    ModelArgument,
+    NoSequenceParallel,
+    PrecisionOption,
+    Quiet,
+    SeqLen,
+    Verbose,
+    WorkloadFile,
+)
+from hetplan.errors import InterruptedSearchError, UsageError
+
+if TYPE_CHECKING:
+    from hetplan.cli.inputs import Job
+    from hetplan.search.records import SearchRequest, SearchResult
+
+
+def search(
+    cluster: ClusterArgument,
+    model: ModelArgument,
+    global_batch: GlobalBatch = None,
+    seq_len: SeqLen = None,
+    workload: WorkloadFile = None,
+    precision: PrecisionOption = None,
+    gradient_precision: GradientPrecision = None,
+    attention: AttentionOption = None,
+    no_sequence_parallel: NoSequenceParallel = False,
+    calibration: CalibrationFile = None,
+    out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the plan here.")] = None,
+    engine: Annotated[
+        str, typer.Option("--engine", metavar="ENGINE", help="Only plans this engine can run.")
+    ] = "hetplan",
+    objective: Annotated[
+        Literal["time", "cost", "energy", "cost-within-time"], typer.Option("--objective", help="What to minimise.")
+    ] = "time",
+    within: Annotated[
+        float | None,
+        typer.Option("--within", metavar="SECONDS", help="Longest step allowed (cost-within-time)."),
+    ] = None,
+    pin: Annotated[
+        str | None, typer.Option("--pin", metavar="LIST", help="Decoder layers of each stage: 11,12,12,11.")
+    ] = None,
+    exclude: Annotated[
+        list[str] | None, typer.Option("--exclude", metavar="GROUP", help="Leave a group out; may be repeated.")
+    ] = None,
+    tp: Annotated[str | None, typer.Option("--tp", metavar="LIST", help="Only these tp degrees: 1,2,4.")] = None,
+    pp: Annotated[str | None, typer.Option("--pp", metavar="LIST", help="Only these pp degrees.")] = None,
+    cp: Annotated[str | None, typer.Option("--cp", metavar="LIST", help="These cp degrees.  [default: 1]")] = None,
+    ep: Annotated[str | None, typer.Option("--ep", metavar="LIST", help="Only these ep degrees.")] = None,
+    micro_batch: Annotated[
+        str | None, typer.Option("--micro-batch", metavar="LIST", help="Only these microbatch sizes.")
+    ] = None,
+    recompute: Annotated[
+        str | None, typer.Option("--recompute", metavar="LIST", help="Of none, selective, full.")
+    ] = None,
+    sharding: Annotated[
+        str | None, typer.Option("--sharding", metavar="LIST", help="Of none, optimizer, gradients, full.")
+    ] = None,
+    uniform: Annotated[
+        bool, typer.Option("--uniform", help="Equal degrees, cuts and batch shares everywhere.")
+    ] = False,
+    max_shapes: Annotated[
+        int | None, typer.Option("--max-shapes", metavar="K", min=1, help="Most different replica shapes.")
+    ] = None,
+    top: Annotated[int, typer.Option("--top", metavar="K", min=0, help="Runners-up to return.")] = 5,
+    effort: Annotated[
+        float, typer.Option("--effort", metavar="X", min=0.0, help="Deterministic solver time to spend.")
+    ] = 10.0,
+    time_limit: Annotated[
+        float | None,
+        typer.Option("--time-limit", metavar="S", min=0.0, help="Wall-clock safety net; a plan it cuts is marked."),
+    ] = None,
+    seed: Annotated[int, typer.Option("--seed", metavar="N", min=0, help="Seed of the solver.")] = 0,
+    no_compare: Annotated[
+        bool, typer.Option("--no-compare", help="Skip the best uniform plan and each device type alone.")
+    ] = False,
+    as_json: JsonFlag = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Find the plan with the shortest step, or the cheapest one, and prove how good it is."""
+    from hetplan.cli.inputs import WorkloadWords, load_job
+    from hetplan.cli.output import require_writable
+    from hetplan.cli.space import LimitWords, limits_from
+    from hetplan.search.records import SearchRequest
+
+    require_writable(out)
+    words = WorkloadWords(
+        file=workload,
+        seq_len=seq_len,
+        global_batch=global_batch,
+        precision=precision,
+        gradient_precision=gradient_precision,
+        attention=attention,
+        sequence_parallel=False if no_sequence_parallel else None,
+    )
+    job = load_job(cluster, model, words, calibration, is_used=lambda name: name not in (exclude or ()))
+    space = LimitWords(
+        engine=engine,
+        tp=tp,
+        pp=pp,
+        cp=cp,
+        ep=ep,
+        micro_batch=micro_batch,
+        recompute=recompute,
+        sharding=sharding,
+        pin=pin,
+        exclude=tuple(exclude or ()),
+        uniform=uniform,
+        max_shapes=max_shapes,
+    )
+    request = SearchRequest(
+        objective=objective,
+        time_budget_s=_time_budget_s(objective, within),
+        limits=limits_from(space, job.cluster, job.model),
+        engine=engine,
+        effort=effort,
+        time_limit_s=time_limit,
+        seed=seed,
+        top=top,
+        compare=not no_compare,
+    )
+    result = _found(job, request, quiet=quiet)
+    _answer(job, result, out, as_json=as_json, full=verbose)
+    if result.proof.status == "interrupted":
+        raise typer.Exit(130)
+
+
+def _time_budget_s(objective: str, within: float | None) -> float | None:
+    if (objective == "cost-within-time") != (within is not None):
+        raise UsageError("--within SECONDS and --objective cost-within-time go together")
+    if within is not None and not 0 < within < float("inf"):
+        raise UsageError(f"--within: {within} is not a number of seconds above 0")
+    return within
+
+
+def _found(job: Job, request: SearchRequest, *, quiet: bool) -> SearchResult:
+    """Return the search's answer; when it was interrupted, the best so far, marked so.
+
+    Raises:
+        InterruptedSearchError: interrupted before any plan was found.
+    """
+    from hetplan.cli.progress import ProgressLine
+    from hetplan.search.records import SearchResult
+    from hetplan.search.solve import search as run_search
+
+    prices = job.prices
+    with ProgressLine(request.objective, quiet=quiet) as progress:
+        try:
+            return run_search(prices, request, progress)
+        except InterruptedSearchError as error:
+            if not isinstance(error.result, SearchResult):
+                raise
+            return error.result
+
+
+def _answer(job: Job, result: SearchResult, out: Path | None, *, as_json: bool, full: bool) -> None:
+    """Write the plan, then show what was found."""
+    from hetplan.cli.inputs import plan_of
+    from hetplan.cli.output import show, show_json, write_whole
+    from hetplan.plan.document import plan_document
+    from hetplan.plan.text import plan_text
+    from hetplan.report.documents import search_document
+    from hetplan.report.searches import search_text
+
+    plan = plan_of(job, result.best.layout, result.best.estimate, result.proof)
+    if out is not None:
+        write_whole(out, plan_text(plan))
+    if as_json:
+        show_json(search_document(result, plan_document(plan)))
+    else:
+        show(search_text(result, job.setting, full=full))
