@@ -2,7 +2,7 @@ import dataclasses
 import json
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from plan.fake_prices import FakePrices, cluster, group, model
 
@@ -29,7 +29,9 @@ from hetplan.specs.workload import RECOMPUTES, SHARDINGS, Workload
 
 COUNT = st.integers(1, 10**6)
 NUMBER = st.floats(0, 1e18)
-NAME = st.text(min_size=1, max_size=12).filter(lambda name: name.strip() == name and name.isprintable())
+NAME = st.sampled_from(
+    ["a", "a100-80", "1", "1e3", "true", "x: y", "a #b", "[c]", "Zürich", "tab\there", '"q"', "- d", "é'"]
+)
 
 
 def records(record, values):
@@ -139,7 +141,7 @@ def example_plan():
     )
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 @given(plans())
 def test_a_plan_is_read_back_as_it_was_written(plan):
     text = plan_text(plan)
