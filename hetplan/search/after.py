@@ -38,14 +38,30 @@ def classes_of(problem: Problem) -> list[FirstStages]:
     return found
 
 
-def after_seconds(problem: Problem, tables: Tables, sharding: Sharding, where: FirstStages, ranks: int) -> Floats:
-    """Return A of a unit of layers for each mesh when at least `ranks` replicas exist (never too much)."""
-    result = np.zeros(len(problem.meshes))
-    for m, mesh in enumerate(problem.meshes):
-        if not tables.usable_m[m] or mesh.group not in where.groups:
-            continue
-        result[m] = _unit_after(problem, tables, (sharding, where, ranks), m)
-    return result
+@dataclass(frozen=True, slots=True, kw_only=True)
+class After:
+    """A of a unit of layers for each mesh, on a first stage and on a later one."""
+
+    first_m: Floats
+    later_m: Floats
+
+
+def after_seconds(problem: Problem, tables: Tables, sharding: Sharding, where: FirstStages, ranks: int) -> After:
+    """Return A when at least `ranks` replicas exist, never too much; later stages' rings may stay in their group."""
+    inside = FirstStages(groups=where.groups, crossing=False)
+    usable = [m for m in range(len(problem.meshes)) if tables.usable_m[m]]
+    later = np.zeros(len(problem.meshes))
+    later[usable] = [_unit_after(problem, tables, (sharding, inside, ranks), m) for m in usable]
+    first = later.copy()
+    if where.crossing:
+        first[usable] = [_unit_after(problem, tables, (sharding, where, ranks), m) for m in usable]
+    return After(first_m=first, later_m=later)
+
+
+def nothing_after(problem: Problem) -> After:
+    """Return A = 0 everywhere."""
+    zero = np.zeros(len(problem.meshes))
+    return After(first_m=zero, later_m=zero)
 
 
 def _unit_after(problem: Problem, tables: Tables, setting: tuple[Sharding, FirstStages, int], m: int) -> float:

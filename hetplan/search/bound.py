@@ -37,15 +37,19 @@ Refined = dict[tuple[int, int], float]
 
 
 class Pool:
-    """The patterns of one microbatch size in one class of plans, with what refinement has found out about them."""
+    """The patterns of one microbatch size in one class of plans, with what refinement has found out about them.
 
-    def __init__(self, problem: Problem, tables: Tables, patterns: Patterns, after_m: Floats, refined: Refined) -> None:
+    `refined` may be shared by pools that differ in `after` alone; `inside` masks the patterns of the class.
+    """
+
+    def __init__(self, problem: Problem, tables: Tables, patterns: Patterns, after: After, refined: Refined) -> None:
         self.problem = problem
         self.tables = tables
         self.patterns = patterns
-        self.after_m = after_m
+        self.after = after
         self.refined = refined
-        self._lines = bound_lines(patterns, tables, after_m)
+        self.inside = np.ones(len(patterns), dtype=bool)
+        self._lines = bound_lines(patterns, tables, after)
         self._known: dict[int, tuple[int, Lines, Ints]] = {}
 
     def samples(self, step_s: float) -> Ints:
@@ -53,7 +57,7 @@ class Pool:
         most = self._lines.most_microbatches(step_s)
         rows, counts = self._refined_microbatches(most, step_s)
         most[rows] = counts
-        return most * self.tables.microbatch
+        return np.asarray(np.where(self.inside, most * self.tables.microbatch, 0))
 
     def _refined_microbatches(self, most: Ints, step_s: float) -> tuple[Ints, Ints]:
         """Return the refined patterns and their counts: classes of counts from the largest down, first that works."""
@@ -86,7 +90,7 @@ class Pool:
         if not known:
             return rows, None
         floor_s = np.array([self.refined[row, held] for row in known])
-        lines = bound_lines(self.patterns.take(rows), self.tables, self.after_m, np.minimum(floor_s, 1e200))
+        lines = bound_lines(self.patterns.take(rows), self.tables, self.after, np.minimum(floor_s, 1e200))
         self._known[held] = (len(known), lines, rows)
         return rows, lines
 

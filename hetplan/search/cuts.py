@@ -19,8 +19,10 @@ from hetplan.costs.records import Floats
 from hetplan.search.patterns import Ints, Patterns
 from hetplan.search.problem import Problem, Tables
 
-STEPS = 16
-"""Bisection steps: tau is found to about 1e-5 of its range."""
+STEPS = 12
+"""Bisection steps: tau is found to about 1e-4 of what a cut of whole layers adds."""
+FIRST_GUESSES = (1.3, 1.08)
+"""Where the first steps look, in units of the lower bound: most cuts come close to it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,8 +59,9 @@ def best_cuts(problem: Problem, tables: Tables, patterns: Patterns, held: int) -
     fits, ends, modes, tau_hi = walk.fill(np.full(len(patterns), np.inf))
     rate = np.where(patterns.count > 0, patterns.count / patterns.unit_s, 0.0).sum(axis=1)
     tau_lo = np.minimum(tables.weight_l.sum() / rate * (1 - 1e-12), tau_hi)
-    for _ in range(STEPS):
-        middle = np.where(fits, (tau_lo + tau_hi) / 2, np.inf)
+    for step in range(STEPS):
+        middle = (tau_lo + tau_hi) / 2 if step > 1 else np.minimum((tau_lo + tau_hi) / 2, tau_lo * FIRST_GUESSES[step])
+        middle = np.where(fits, middle, np.inf)
         better, new_ends, new_modes, busiest = walk.fill(middle)
         better &= fits & (busiest < tau_hi)
         ends = np.where(better[:, None], new_ends, ends)
@@ -66,6 +69,35 @@ def best_cuts(problem: Problem, tables: Tables, patterns: Patterns, held: int) -
         tau_hi = np.where(better, busiest, tau_hi)
         tau_lo = np.where(better | ~fits, tau_lo, middle)
     return Cuts(least_tau_s=np.where(fits, np.minimum(tau_lo, tau_hi), np.inf), ends=ends, modes=modes, mesh=mesh)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Flat:
+    """Prefix sums of every mesh and mode, one after the other in one rising sequence, for a single binary search."""
+
+    prefix_kl: Floats
+    """(meshes x modes, layers + 1); unusable meshes rise beyond any limit."""
+    shifted: Floats
+    step_s: float
+    span_s: float
+    """More than any mesh takes for the whole chain."""
+
+    def furthest(self, key: Ints, until_s: Floats) -> Ints:
+        """Return the last layer boundary whose prefix does not exceed `until_s`, for rows `key`."""
+        width = self.prefix_kl.shape[1]
+        found = np.searchsorted(self.shifted, until_s * (1 + 1e-12) + key * self.step_s, side="right") - 1
+        return np.asarray(np.minimum(found - key * width, width - 1))
+
+
+def flatten(tables: Tables) -> Flat:
+    """Return the prefix sums of all meshes and modes as one sequence."""
+    num = tables.prefix_mrl.shape[0] * tables.prefix_mrl.shape[1]
+    prefix = tables.prefix_mrl.reshape(num, -1)
+    finite = np.isfinite(prefix)
+    span = 2.0 * float(prefix[finite].max(initial=1e-9))
+    prefix = np.where(finite, prefix, 3.0 * span)
+    step = 4.0 * span
+    return Flat(prefix_kl=prefix, shifted=(prefix + np.arange(num)[:, None] * step).ravel(), step_s=step, span_s=span)
 
 
 class _Walk:
@@ -76,6 +108,8 @@ class _Walk:
         self.mesh = mesh
         self.flight = flight
         self.num_layers = problem.num_layers
+        self.num_modes = len(tables.recomputes)
+        self.flat = flatten(tables)
         self.stages = (mesh >= 0).sum(axis=1)
         decoder = np.array([layer.kind == "decoder" for layer in problem.prices.model.chain])
         self.decoders = np.concatenate([[0], np.cumsum(decoder)])
@@ -106,34 +140,33 @@ class _Walk:
     def _extend(self, rows: Ints, s: int, at: Ints, tau_s: Floats) -> tuple[Ints, Ints, Floats]:
         """Return the furthest end of stage `s`, its fastest mode and its seconds; the end is `at` where none fits."""
         mesh = self.mesh[rows, s]
-        prefix = self.tables.prefix_mrl[mesh]
-        seconds = prefix - np.take_along_axis(prefix, at[:, None, None], axis=2)
-        held = self.flight[rows, s][:, None, None]
-        fixed = self.tables.fixed_mrll[mesh[:, None], np.arange(prefix.shape[1])[None, :], at[:, None]]
-        flight = self.tables.flight_mrll[mesh[:, None], np.arange(prefix.shape[1])[None, :], at[:, None]]
-        allowed = (seconds <= tau_s[:, None, None]) & (fixed + held * flight <= 1.0)
-        allowed &= self._ends_allowed(rows, s, at)[:, None, :]
-        any_mode = allowed.any(axis=1)
-        places = np.arange(any_mode.shape[1])[None, :]
-        end = np.max(np.where(any_mode, places, -1), axis=1)
+        key = mesh[:, None] * self.num_modes + np.arange(self.num_modes)[None, :]
+        before = self.flat.prefix_kl[key, at[:, None]]
+        by_time = self.flat.furthest(key, before + np.minimum(tau_s, self.flat.span_s)[:, None])
+        held = self.flight[rows, s]
+        by_memory = np.empty_like(by_time)
+        for k in np.unique(held).tolist():
+            some = held == k
+            by_memory[some] = self.tables.furthest_fit(k)[
+                mesh[some][:, None], np.arange(self.num_modes), at[some, None]
+            ]
+        reach = np.minimum(by_time, by_memory)
+        end = self._allowed_end(rows, s, at, reach.max(axis=1))
+        seconds = np.where(reach >= end[:, None], self.flat.prefix_kl[key, end[:, None]] - before, np.inf)
+        mode = np.argmin(seconds, axis=1)
         found = end > at
-        end = np.where(found, end, at)
-        row = np.arange(len(rows))
-        at_end = np.where(allowed[row, :, end], seconds[row, :, end], np.inf)
-        mode = np.argmin(at_end, axis=1)
-        return end, mode, np.where(found, at_end[row, mode], np.inf)
+        return end, mode, np.where(found, seconds[np.arange(len(rows)), mode], np.inf)
 
-    def _ends_allowed(self, rows: Ints, s: int, at: Ints) -> npt.NDArray[np.bool_]:
-        """Return which ends leave a layer for every later stage and hold as many decoders as asked."""
-        places = np.arange(self.num_layers + 1)[None, :]
-        later = (self.stages[rows] - 1 - s)[:, None]
-        allowed = (places > at[:, None]) & (places <= self.num_layers - later)
-        allowed &= (later > 0) | (places == self.num_layers)
-        held = self.decoders[places] - self.decoders[at][:, None]
+    def _allowed_end(self, rows: Ints, s: int, at: Ints, reach: Ints) -> Ints:
+        """Return the furthest end within reach that leaves later stages a layer each and keeps the limits, or `at`."""
+        later = self.stages[rows] - 1 - s
+        end = np.minimum(reach, self.num_layers - later)
         if self.pinned is not None:
-            allowed &= held == self.pinned[s]
-            if s == 0 and len(self.pinned) > 1:
-                allowed &= self.decoders[places] < self.decoders[-1]
+            target = self.decoders[at] + self.pinned[s]
+            last = np.searchsorted(self.decoders, target, side="right") - 1
+            end = np.where(later > 0, np.minimum(end, last), end)
+            end = np.where(self.decoders[np.maximum(end, 0)] == target, end, at)
         elif self.fewest:
-            allowed &= held >= self.fewest
-        return np.asarray(allowed)
+            end = np.where(self.decoders[np.maximum(end, 0)] - self.decoders[at] >= self.fewest, end, at)
+        end = np.where((later > 0) | (end == self.num_layers), end, at)
+        return np.asarray(np.maximum(end, at))

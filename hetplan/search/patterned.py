@@ -15,9 +15,9 @@ from itertools import product
 import numpy as np
 
 from hetplan.plan.records import ScheduleName
-from hetplan.search.after import FirstStages, after_seconds, classes_of
+from hetplan.search.after import FirstStages, after_seconds, classes_of, nothing_after
 from hetplan.search.book import Book
-from hetplan.search.bound import BoundSearch, Pool, device_seconds_s
+from hetplan.search.bound import BoundSearch, Pool, Refined, device_seconds_s
 from hetplan.search.columns import Column, distinct, improve, make_columns
 from hetplan.search.mixes import choices_within, solve_mix
 from hetplan.search.patterns import Patterns, bound_lines, enumerate_patterns
@@ -55,6 +55,7 @@ class PatternSearch:
         self._patterns: dict[tuple[int, Sharding, int], Patterns] = {}
         self.sizes = self._useful_sizes()
         self.proved: list[Proved] = []
+        self._refined: dict[tuple[int, Sharding], Refined] = {}
 
     def tables(self, microbatch: int, sharding: Sharding, degree: int, ranks: int = 1) -> Tables | None:
         """Return the cost tables, built once."""
@@ -126,7 +127,7 @@ class PatternSearch:
                     sharding=sharding,
                     tables=tables,
                     patterns=self.patterns(size, sharding, START_RANKS),
-                    after_m=after_seconds(self.problem, tables, sharding, everywhere, START_RANKS),
+                    after=after_seconds(self.problem, tables, sharding, everywhere, START_RANKS),
                 )
 
     def prove(self) -> float:
@@ -156,11 +157,11 @@ class PatternSearch:
             if tables is None:
                 continue
             patterns = self.patterns(size, sharding, ranks)
+            after = after_seconds(self.problem, tables, sharding, where, ranks)
+            pool = Pool(self.problem, tables, patterns, after, self._refined.setdefault((size, sharding), {}))
             groups = np.array([mesh.group for mesh in self.problem.meshes])
-            inside = np.isin(groups[patterns.mesh[:, 0]], np.array(sorted(where.groups)))
-            patterns = patterns if inside.all() else patterns.take(np.flatnonzero(inside))
-            after_m = after_seconds(self.problem, tables, sharding, where, ranks)
-            pools.append(Pool(self.problem, tables, patterns, after_m, {}))
+            pool.inside = np.isin(groups[patterns.mesh[:, 0]], np.array(sorted(where.groups)))
+            pools.append(pool)
         return BoundSearch(self.problem, pools)
 
     def _fewest_replicas(self, step_s: float) -> int:
@@ -169,7 +170,7 @@ class PatternSearch:
         for size in self.sizes:
             tables = self.tables(size, self.loosest, MANY_RANKS)
             if tables is not None:
-                lines = bound_lines(self.patterns(size, self.loosest, 1), tables, np.zeros(len(self.problem.meshes)))
+                lines = bound_lines(self.patterns(size, self.loosest, 1), tables, nothing_after(self.problem))
                 most = max(most, int(lines.most_microbatches(step_s).max(initial=0)) * size)
         return max(1, -(-self.problem.batch // most))
 
@@ -272,7 +273,7 @@ class PatternSearch:
             pool = pools[column.microbatch]
             first = column.stages[0]
             share = float(pool.tables.weight_l[first.first_layer : first.end_layer].sum())
-            found.append(share * float(pool.after_m[index[first.mesh]]))
+            found.append(share * float(pool.after.first_m[index[first.mesh]]))
         return found
 
 

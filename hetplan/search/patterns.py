@@ -6,13 +6,15 @@ tau the busiest stage's forward + backward seconds, W the sum over stages, C the
 A what must follow the first stage's last backward pass (gradients that nothing hides, optimizer, gathers; at least
 `after` seconds for each unit of layers on that stage):
 
-    T >= m tau + A,    T >= W + C + (m - 1) beta tau + A,    T >= 2 W + C + (m - 1 - p) tau + A  (m > p)
+    T >= m tau_s + A_s  for every stage s,
+    T >= W + C + (m - 1) beta tau + A,    T >= 2 W + C + (m - 1 - p) tau + A  (m > p)
 
 where beta is the smallest backward share. A pipeline's last action is the first stage's last backward pass, hence A.
 The first bound holds for any schedule; the second because the busiest stage still has m - 1 backward passes to do once
 the first microbatch is through all stages; the third because under 1F1B stage s starts microbatch j + (p - s) after it
 has finished microbatch j, so between the first and the last journey through the stages behind it lie m - 1 - (p - s)
-of its own periods; with s the busiest stage, sum_{i<s} tau_i <= s tau gives the form above.
+of its own periods; with s the busiest stage, sum_{i<s} tau_i <= s tau gives the form above. With layers divisible at
+will the first bound asks that sum_i n_i T / (m t_i + after_i) is at least all layers.
 
 With layers divisible at will each right side is, for given tau, least when the cheapest blocks are filled first (the
 first stage is a block of its own for its A), and convex and piecewise linear in tau: its minimum over all cuts lies
@@ -32,10 +34,12 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.costs.records import Floats
+from hetplan.search.after import After
 from hetplan.search.problem import Problem, Tables
 
 Ints = npt.NDArray[np.int64]
 MAX_BLOCKS = 3
+NEWTON_STEPS = 5
 MOST_PATTERNS = 36_000
 """Patterns enumerated for one microbatch size and sharding; stage counts thin out to stay below."""
 
@@ -189,10 +193,13 @@ def _transfers_s(problem: Problem, tables: Tables, mesh: Ints, count: Ints) -> F
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lines:
-    """Most microbatches as the least of three maxima of lines `at + T * slope`; arrays (breakpoints, N)."""
+    """Most microbatches as the least of maxima of lines `at + T * slope` (breakpoints, N) and of the first bound."""
 
-    rate_at: Floats
-    rate_slope: Floats
+    work: float
+    floor_tau_s: Floats
+    """No cut's busiest stage is faster, (N,)."""
+    pace: tuple[Floats, Floats, Floats]
+    """Stages, unit seconds and A of each block, (N, K), for the first bound."""
     first_at: Floats
     first_slope: Floats
     flow_at: Floats
@@ -201,36 +208,51 @@ class Lines:
 
     def most_microbatches(self, step_s: float) -> Ints:
         """Return the most microbatches each pattern can run within `step_s` (0: none)."""
-        most = np.minimum(
-            np.max(self.rate_at + step_s * self.rate_slope, axis=0),
-            np.max(self.first_at + step_s * self.first_slope, axis=0),
-        )
+        most = np.minimum(self._paced(step_s), np.max(self.first_at + step_s * self.first_slope, axis=0))
         flow = np.max(self.flow_at + step_s * self.flow_slope, axis=0)
         most = np.where(flow > self.stages, np.minimum(most, flow), np.minimum(most, self.stages))
         rounded = np.floor(most * (1 + 1e-12) + 1e-9)
         return np.where(np.isfinite(rounded), np.maximum(rounded, 0), 0).astype(np.int64)
 
+    def _paced(self, step_s: float) -> Floats:
+        """Return the root m of sum_i n_i T / (m t_i + after_i) = work, by Newton's method from the left."""
+        count, unit, after = self.pace
+        most = step_s / self.floor_tau_s
+        if not after.any():
+            return np.asarray(most)
+        slowest = np.where(count > 0, after / unit, 0.0).max(axis=1)
+        low = np.maximum(1e-9, most - slowest)
+        for _ in range(NEWTON_STEPS):
+            each = low[:, None] * unit + after
+            share = np.where(count > 0, count * step_s / each, 0.0)
+            value = share.sum(axis=1) - self.work
+            slope = np.where(count > 0, share * unit / each, 0.0).sum(axis=1)
+            low = np.maximum(low, low + value / slope)
+        return np.asarray(np.minimum(most, low * (1 + 1e-6)))
 
-def bound_lines(patterns: Patterns, tables: Tables, after_m: Floats, floor_tau_s: Floats | None = None) -> Lines:
+
+def bound_lines(patterns: Patterns, tables: Tables, after: After, floor_tau_s: Floats | None = None) -> Lines:
     """Return the bounds above as lines in the step time.
 
-    `after_m`: A of a unit of layers for each mesh. `floor_tau_s`: seconds below which no cut brings the busiest stage.
+    `floor_tau_s`: seconds below which no cut brings the busiest stage.
     """
     beta = _backward_share(tables)
-    after = np.append(after_m, 0.0)[patterns.mesh[:, 0]]
+    after_s = np.append(after.later_m, 0.0)[patterns.mesh]
+    first_s = np.append(after.first_m, 0.0)[patterns.mesh[:, 0]]
     unit = np.concatenate([patterns.unit_s[:, :1], patterns.unit_s], axis=1)
     count = np.concatenate([np.ones_like(patterns.count[:, :1]), patterns.count], axis=1).astype(float)
     count[:, 1] -= 1
     extra = np.zeros_like(unit)
-    extra[:, 0] = after
+    extra[:, 0] = first_s
     p = patterns.stages
-    rate = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=0.0)
     first = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=1.0)
     flow = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=2.0)
     comm = patterns.comm_s
+    finite = np.where(np.isfinite(patterns.unit_s), patterns.unit_s, 1.0)
     return Lines(
-        rate_at=-rate[1] / rate[0],
-        rate_slope=1 / rate[0],
+        work=float(tables.weight_l.sum()),
+        floor_tau_s=flow[0][-1],
+        pace=(np.where(np.isfinite(patterns.unit_s), patterns.count, 0).astype(float), finite, after_s),
         first_at=1 - (comm + first[1]) / (beta * first[0]),
         first_slope=1 / (beta * first[0]),
         flow_at=1 + p - (comm + flow[1]) / flow[0],
@@ -252,7 +274,7 @@ def _breakpoints(
     tables, floor_tau_s = at
     work = float(tables.weight_l.sum())
     there = np.isfinite(unit) & (count > 0)
-    cost = np.where(there, work_factor * unit + extra, np.inf)
+    cost = np.where(there, work_factor * np.where(there, unit, 1.0) + extra, np.inf)
     order = np.argsort(cost, axis=1, kind="stable")
     cost = np.take_along_axis(cost, order, axis=1)
     pace = np.take_along_axis(np.where(there, count / np.where(there, unit, 1.0), 0.0), order, axis=1)

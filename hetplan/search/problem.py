@@ -8,7 +8,7 @@ Legend of array suffixes: `m` meshes, `r` recompute modes, `l` layers of the cha
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import product
 
 import numpy as np
@@ -100,6 +100,17 @@ class Tables:
     """Seconds of the cheapest layer kind that repeats (a decoder), fastest mode."""
     weight_l: Floats
     """Layers in units of `unit_m`: no mesh runs layer l faster than unit_m * weight_l."""
+    fit_memo: dict[int, np.ndarray] = field(default_factory=dict)
+
+    def furthest_fit(self, held: int) -> np.ndarray:
+        """Return the end of the longest span from each layer that fits with `held` microbatches, (m, r, l + 1)."""
+        if held not in self.fit_memo:
+            fits = self.fixed_mrll + held * self.flight_mrll <= 1.0
+            num = fits.shape[-1]
+            ends = np.arange(num)
+            inside = fits & (ends[None, :] > ends[:, None])
+            self.fit_memo[held] = np.max(np.where(inside, ends, 0), axis=-1)
+        return self.fit_memo[held]
 
 
 def build_problem(prices: Prices, limits: Limits) -> Problem:

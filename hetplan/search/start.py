@@ -44,7 +44,7 @@ class Field:
     sharding: Sharding
     tables: Tables
     patterns: Patterns
-    after_m: Floats
+    after: After
 
 
 def pattern_step_s(field: Field, num_microbatches: Ints) -> Floats:
@@ -59,8 +59,8 @@ def pattern_step_s(field: Field, num_microbatches: Ints) -> Floats:
     # The busiest stage of p stages holds at least ceil(L / p) of L layers.
     layers = len(tables.weight_l)
     tau = balanced * np.ceil(layers / patterns.stages) * patterns.stages / layers
-    first = np.minimum(work, balanced / patterns.unit_s[:, 0])
-    after = field.after_m[patterns.mesh[:, 0]] * first
+    each = np.where(np.isfinite(patterns.unit_s), balanced[:, None] / patterns.unit_s, 0.0)
+    after = (np.append(field.after.first_m, 0.0)[patterns.mesh] * each).max(axis=1)
     filled_s = np.minimum(balanced * patterns.stages, (unit[:, :1] * work).ravel() * 4)
     return np.asarray(patterns.comm_s + filled_s + (num_microbatches - 1) * tau + after)
 
