@@ -91,7 +91,8 @@ def _verdict(path: str, tolerances: Tolerances) -> Verdict:
     problems = [f"{name} has changed since the plan was made" for name in saved.changed]
     problems += [str(violation) for violation in violations]
     now = None if any(violation.unpriceable for violation in violations) else estimate(plan.layout, prices)
-    problems += _drift(plan.estimate, now, tolerances) if now is not None else ()
+    if now is not None and not violations:
+        problems += _drift(plan.estimate, now, tolerances)
     return Verdict(
         path=path,
         problems=tuple(problems),

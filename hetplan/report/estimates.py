@@ -71,6 +71,8 @@ def objective_value(value: float, objective: str) -> str:
 
 def proof_text(proof: Proof) -> str:
     """Return status, bound and gap in words."""
+    if proof.bound <= 0:
+        return f"{proof.status}: no bound yet"
     bound = objective_value(proof.bound, proof.objective)
     return f"{proof.status}: no plan of this space is below {bound} (gap {percent(proof.gap)})"
 

@@ -91,12 +91,13 @@ def shape_name(index: int) -> str:
 def replica_text(replica: Replica) -> str:
     """Return what one replica shape does in words."""
     copies = f"{replica.copies} copies, each" if replica.copies > 1 else "1 copy with"
-    samples = _count(replica.microbatch, "sample")
+    samples = count_text(replica.microbatch, "sample")
     parts = f", {replica.vpp} parts a stage" if replica.vpp > 1 else ""
-    return f"{copies} {_count(replica.num_microbatches, 'microbatch', 'es')} of {samples}{parts}"
+    return f"{copies} {count_text(replica.num_microbatches, 'microbatch', 'es')} of {samples}{parts}"
 
 
-def _count(number: int, noun: str, plural: str = "s") -> str:
+def count_text(number: int, noun: str, plural: str = "s") -> str:
+    """Return a number with its noun, in the plural where it is not 1."""
     return f"{number} {noun}{'' if number == 1 else plural}"
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hetplan.plan.records import Estimate, Layout, Replica
 from hetplan.report.estimates import PART_WORDS, origin_notes, summary, time_parts, time_table
-from hetplan.report.layouts import Setting, headline, layout_table
+from hetplan.report.layouts import Setting, count_text, headline, layout_table
 from hetplan.report.tables import bullets, join_sections, percent, section, table
 from hetplan.search.records import Candidate, SearchResult
 from hetplan.units import format_count, format_seconds, format_usd
@@ -79,7 +79,8 @@ def _replica_words(replica: Replica) -> str:
         )
         recompute = "" if stage.recompute == "none" else f" {stage.recompute} recompute"
         stages.append(f"{stage.group}{degrees}{recompute}")
-    return f"{replica.copies}x ({_folded(stages)}), {replica.num_microbatches} microbatches of {replica.microbatch}"
+    batches = count_text(replica.num_microbatches, "microbatch", "es")
+    return f"{replica.copies}x ({_folded(stages)}), {batches} of {replica.microbatch}"
 
 
 def _folded(stages: Sequence[str]) -> str:

@@ -1,0 +1,316 @@
+"""Every command from the outside: what it prints, what it writes, how it ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import yaml
+
+from hetplan.cli.main import run
+from hetplan.errors import InterruptedSearchError
+from hetplan.search.records import SearchResult
+from hetplan.search.solve import search
+
+ROOT = Path(__file__).parents[2]
+CLUSTER = """\
+hetplan: cluster/v1
+name: small
+groups:
+  new: {device: A100-SXM4-40GB, nodes: 1, devices_per_node: 2, price: 1.5 USD/h}
+  old: {device: V100-SXM2-16GB, nodes: 1, devices_per_node: 2, price: 0.5 USD/h}
+networks:
+  eth: {joins: [new, old], kind: ethernet, bandwidth: 25 Gbit/s, latency: 30 us}
+"""
+MODEL = """\
+hetplan: model/v1
+name: two-layers
+config: gpt2
+overrides: {n_layer: 2}
+"""
+SIZES = ["--global-batch", "8", "--seq-len", "256"]
+
+
+class Answer(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+
+Hetplan = Callable[..., Answer]
+
+
+@pytest.fixture
+def hetplan(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Hetplan:
+    """Runs a command in a folder that holds a small cluster and a small model."""
+    (tmp_path / "small.yaml").write_text(CLUSTER)
+    (tmp_path / "two.yaml").write_text(MODEL)
+    monkeypatch.chdir(tmp_path)
+
+    def call(*words: str) -> Answer:
+        capsys.readouterr()
+        code = run(words)
+        captured = capsys.readouterr()
+        return Answer(code, captured.out, captured.err)
+
+    return call
+
+
+@pytest.fixture
+def searched(hetplan: Hetplan) -> Answer:
+    """The answer of a search that wrote plan.yaml."""
+    return hetplan("search", "small.yaml", "two.yaml", *SIZES, "--json", "-o", "plan.yaml")
+
+
+def one_line(answer: Answer) -> str:
+    assert answer.err.startswith("error: ")
+    assert answer.err.count("\n") == 1
+    return answer.err
+
+
+def test_search_prints_one_document_and_nothing_else(searched: Answer) -> None:
+    assert (searched.code, searched.err) == (0, "")
+    document = json.loads(searched.out)
+    assert 0 < document["bound_s"] <= document["step_s"]
+    assert document["gap"] == pytest.approx(1 - document["bound_s"] / document["step_s"])
+    assert sum(document["time_parts_s"].values()) == pytest.approx(document["step_s"])
+    assert document["peak_bytes"] == [stage["peak_bytes"] for stage in document["stages"]]
+    assert all(stage["peak_bytes"] <= stage["capacity_bytes"] for stage in document["stages"])
+    assert document["tokens_per_s"] == pytest.approx(8 * 256 / document["step_s"])
+
+
+def test_json_carries_the_plan_of_the_file(searched: Answer, tmp_path: Path) -> None:
+    written = yaml.safe_load((tmp_path / "plan.yaml").read_text())
+    assert json.loads(searched.out)["plan"] == written
+
+
+def test_an_estimate_of_a_plan_says_what_the_search_said(hetplan: Hetplan, searched: Answer) -> None:
+    again = hetplan("estimate", "plan.yaml", "--json")
+    assert (again.code, again.err) == (0, "")
+    before, after = json.loads(searched.out), json.loads(again.out)
+    same = ("step_s", "bound_s", "gap", "status", "peak_bytes", "tokens_per_s", "mfu", "plan", "time_parts_s")
+    assert {key: after[key] for key in same} == {key: before[key] for key in same}
+    assert after["violations"] == []
+
+
+def test_text_answers_fit_80_columns_without_colour(hetplan: Hetplan) -> None:
+    found = hetplan("search", "small.yaml", "two.yaml", *SIZES)
+    priced = hetplan("estimate", "small.yaml", "two.yaml", *SIZES, "--pp", "2")
+    assert (found.code, priced.code) == (0, 0)
+    for text in (found.out, priced.out):
+        assert text.isascii()
+        assert "\x1b" not in text
+        assert max(map(len, text.splitlines())) <= 80
+
+
+def test_equal_searches_write_equal_bytes(hetplan: Hetplan, searched: Answer, tmp_path: Path) -> None:
+    for seed in ("1", "2"):
+        environment = os.environ | {"PYTHONHASHSEED": seed}
+        command = [sys.executable, "-m", "hetplan", "search", "small.yaml", "two.yaml", *SIZES, "-o", f"{seed}.yaml"]
+        subprocess.run(command, cwd=tmp_path, env=environment, check=True, capture_output=True, timeout=120)
+        assert (tmp_path / f"{seed}.yaml").read_bytes() == (tmp_path / "plan.yaml").read_bytes()
+
+
+def test_a_fresh_plan_passes_its_check(hetplan: Hetplan, searched: Answer) -> None:
+    assert hetplan("check", "plan.yaml").out.startswith("plan.yaml: ok, step time ")
+    document = json.loads(hetplan("check", "plan.yaml", "--json").out)
+    assert document["plans"][0]["ok"]
+
+
+def test_a_plan_is_checked_from_another_folder(
+    hetplan: Hetplan, searched: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path.parent)
+    assert hetplan("check", str(tmp_path / "plan.yaml")).code == 0
+
+
+def test_check_sees_a_changed_input(hetplan: Hetplan, searched: Answer, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(CLUSTER.replace("name: small", "name: renamed"))
+    answer = hetplan("check", "plan.yaml")
+    assert answer.code == 4
+    assert "small.yaml has changed since the plan was made" in answer.out
+    assert "1 of 1 plans failed: plan.yaml" in one_line(answer)
+    assert hetplan("estimate", "plan.yaml").err.startswith("note: small.yaml has changed")
+
+
+def test_check_sees_drifted_time_and_memory(hetplan: Hetplan, searched: Answer, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    step_s = json.loads(searched.out)["step_s"]
+    plan.write_text(plan.read_text().replace(f"step_s: {step_s}", f"step_s: {0.9 * step_s}", 1))
+    assert hetplan("check", "plan.yaml", "--time-tolerance", "0.2").code == 0
+    answer = hetplan("check", "plan.yaml")
+    assert answer.code == 4
+    assert "step time was" in answer.out
+
+    text = plan.read_text()
+    weights = re.search(r"weights_bytes: ([\d.e+]+)", text)
+    assert weights is not None
+    plan.write_text(text.replace(weights[0], f"weights_bytes: {2e9 + float(weights[1])}", 1))
+    answer = hetplan("check", "plan.yaml", "--time-tolerance", "0.2")
+    assert answer.code == 4
+    assert "peak memory of replica A stage 0 was" in answer.out
+
+
+def test_check_names_the_rule_a_plan_breaks(hetplan: Hetplan, searched: Answer, tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(re.sub(r"num_microbatches: \d+", "num_microbatches: 77", plan.read_text()))
+    answer = hetplan("check", "plan.yaml")
+    assert answer.code == 4
+    assert "samples, not 8" in answer.out
+
+
+def test_check_goes_through_all_plans(hetplan: Hetplan, searched: Answer, tmp_path: Path) -> None:
+    (tmp_path / "bad.yaml").write_text((tmp_path / "plan.yaml").read_text().replace("microbatch: ", "microbatch: 7"))
+    answer = hetplan("check", "bad.yaml", "plan.yaml")
+    assert answer.code == 4
+    assert "plan.yaml: ok" in answer.out
+    assert "1 of 2 plans failed: bad.yaml" in answer.err
+
+
+def test_a_layout_that_does_not_fit_is_priced_and_fails_with_3(hetplan: Hetplan) -> None:
+    answer = hetplan("estimate", "small.yaml", "llama-3.1-8b", *SIZES, "--json")
+    assert answer.code == 3
+    assert "GiB short" in one_line(answer)
+    assert any("GiB short" in violation for violation in json.loads(answer.out)["violations"])
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        (["--tp", "5"], "tp 5"),
+        (["--tp", "2", "--pp", "3"], "does not fit"),
+        (["--micro-batch", "3"], "no multiple"),
+        (["--pp", "2", "--layers-per-stage", "1,2"], "2"),
+        (["--schedule", "2f2b"], "unknown '2f2b'"),
+        (["--recompute", "ful"], "did you mean 'full'"),
+        (["--groups", "newer"], "did you mean 'new'"),
+        (["--vpp", "2", "--pp", "2", "--schedule", "1f1b"], "interleaved"),
+    ],
+)
+def test_impossible_degrees_fail_with_2_and_print_no_result(hetplan: Hetplan, options: list[str], reason: str) -> None:
+    answer = hetplan("estimate", "small.yaml", "two.yaml", *SIZES, *options)
+    assert (answer.code, answer.out) == (2, "")
+    assert reason in one_line(answer)
+
+
+def test_an_impossible_search_fails_with_3_and_writes_nothing(hetplan: Hetplan, tmp_path: Path) -> None:
+    answer = hetplan("search", "small.yaml", "llama-3.1-70b", *SIZES, "-o", "plan.yaml")
+    assert (answer.code, answer.out) == (3, "")
+    one_line(answer)
+    assert not (tmp_path / "plan.yaml").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (["search", "none.yaml", "two.yaml", *SIZES], "none.yaml"),
+        (["search", "small.yaml", "lama-3.1-8b", *SIZES], "did you mean 'llama-3.1-8b'"),
+        (["search", "small.yaml", "two.yaml", "--seq-len", "8"], "--global-batch"),
+        (["search", "small.yaml", "two.yaml", *SIZES, "--objective", "cost-within-time"], "--within"),
+        (["search", "small.yaml", "two.yaml", *SIZES, "--within", "3"], "cost-within-time"),
+        (["search", "small.yaml", "two.yaml", *SIZES, "-o", "."], "it is a folder"),
+        (["search", "small.yaml", "two.yaml", *SIZES, "-o", "missing/plan.yaml"], "there is no folder missing"),
+        (["search", "small.yaml", "two.yaml", *SIZES, "--engine", "megatro"], "did you mean 'megatron'"),
+        (["search", "small.yaml", "two.yaml", "--seq-len", "x"], "--seq-len"),
+        (["search", "small.yaml", "two.yaml", *SIZES, "--precision", "fp7"], "fp7"),
+        (["search", "small.yaml"], "MODEL"),
+        (["search", "small.yaml", "two.yaml", *SIZES, "--nope"], "--nope"),
+        (["serch"], "serch"),
+        (["check"], "PLAN"),
+        (["check", "small.yaml"], "small.yaml:1:10"),
+        (["estimate", "none.yaml"], "none.yaml"),
+        (["catalog", "devices", "A100-SMX4-80GB"], "did you mean 'A100-SXM4-80GB'"),
+        (["catalog", "shelves"], "shelves"),
+    ],
+)
+def test_wrong_usage_fails_with_2_and_one_line(hetplan: Hetplan, words: list[str], reason: str) -> None:
+    answer = hetplan(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert reason in one_line(answer)
+
+
+def test_a_wrong_file_is_named_with_line_and_column(hetplan: Hetplan, tmp_path: Path) -> None:
+    (tmp_path / "small.yaml").write_text(CLUSTER.replace("A100-SXM4-40GB", "A100-SMX4-40GB"))
+    answer = hetplan("search", "small.yaml", "two.yaml", *SIZES)
+    assert answer.code == 2
+    assert "small.yaml:4:17: groups.new.device: unknown device 'A100-SMX4-40GB'" in one_line(answer)
+
+
+def test_debug_shows_the_traceback_first(hetplan: Hetplan) -> None:
+    answer = hetplan("--debug", "search", "none.yaml", "two.yaml", *SIZES)
+    assert answer.code == 2
+    assert "Traceback" in answer.err
+    assert answer.err.splitlines()[-1].startswith("error: ")
+
+
+def test_a_defect_is_called_one(hetplan: Hetplan, monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*_: object) -> None:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("hetplan.catalog.load.load_cluster", broken)
+    answer = hetplan("search", "small.yaml", "two.yaml", *SIZES)
+    assert answer.code == 1
+    assert "internal error (ZeroDivisionError: division by zero)" in one_line(answer)
+
+
+def test_catalog_shows_every_shelf(hetplan: Hetplan) -> None:
+    assert "A100-SXM4-80GB" in hetplan("catalog", "devices").out
+    assert "infiniband" in hetplan("catalog", "networks").out
+    assert "8,030,261,248" in hetplan("catalog", "models").out
+    assert "http" in hetplan("catalog", "devices", "A100-SXM4-80GB").out
+    for shelf, name in (("devices", "H100-SXM5-80GB"), ("networks", "NVLink4"), ("models", "llama-3.1-8b")):
+        assert json.loads(hetplan("catalog", shelf, name, "--json").out)["name"] == name
+        assert name in [entry["name"] for entry in json.loads(hetplan("catalog", shelf, "--json").out)[shelf]]
+
+
+def test_an_interrupt_keeps_the_best_plan_so_far(
+    hetplan: Hetplan, searched: Answer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*arguments: object) -> SearchResult:
+        found = search(*arguments)  # type: ignore[arg-type]
+        kept = replace(found, proof=replace(found.proof, status="interrupted", bound=0.0))
+        raise InterruptedSearchError("interrupted", kept)
+
+    monkeypatch.setattr("hetplan.search.solve.search", interrupted)
+    answer = hetplan("search", "small.yaml", "two.yaml", *SIZES, "-o", "kept.yaml")
+    assert answer.code == 130
+    assert "interrupted: no bound yet" in answer.out
+    kept, whole = ((tmp_path / name).read_text() for name in ("kept.yaml", "plan.yaml"))
+    assert yaml.safe_load(kept)["layout"] == yaml.safe_load(whole)["layout"]
+    assert yaml.safe_load(kept)["proof"]["status"] == "interrupted"
+
+
+def test_an_interrupt_before_any_plan_writes_nothing(
+    hetplan: Hetplan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> SearchResult:
+        raise InterruptedSearchError("interrupted before any plan was found")
+
+    monkeypatch.setattr("hetplan.search.solve.search", interrupted)
+    answer = hetplan("search", "small.yaml", "two.yaml", *SIZES, "-o", "kept.yaml")
+    assert (answer.code, answer.out) == (130, "")
+    one_line(answer)
+    assert not (tmp_path / "kept.yaml").exists()
+
+
+def test_a_signal_in_the_middle_of_a_search_ends_it_with_130(tmp_path: Path) -> None:
+    plan = tmp_path / "plan.yaml"
+    command = [sys.executable, "-m", "hetplan", "search", str(ROOT / "cluster_specs/ten-thousand.yaml"), "gpt3-175b"]
+    command += ["--global-batch", "4096", "--seq-len", "2048", "-o", str(plan)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        time.sleep(2.5)
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=60)
+    assert process.returncode == 130, err
+    assert "Traceback" not in err
+    assert plan.exists() == ("step time" in out)
