@@ -19,20 +19,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from heapq import heappop, heappush
 
 import numpy as np
 
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import Floats
 from hetplan.plan.records import Layout
-from hetplan.search.exhaustive_combine import Budget, BudgetSpentError, Combination, combinations_within
+from hetplan.search.exhaustive_combine import Budget, BudgetSpentError, Combination, Reach, combinations_within
+from hetplan.search.exhaustive_floor import Floors
 from hetplan.search.exhaustive_price import Priced, Pricer, layout_of, objective_value
 from hetplan.search.exhaustive_space import Space, free_devices, spaces
 from hetplan.search.records import Candidate, SearchRequest
 
-PRICE_VISITS = 300
-"""A price counts as so many visits of the budget; both take about as long (assumed)."""
+PRICE_VISITS = 500
+FLOOR_VISITS = 30
+"""A price, and a bound for a whole set, count as so many visits of the budget; measured, rounded."""
 ROUNDS = tuple(0.002 * 4.0**k for k in range(7))
 """How far above the least possible value each round reaches, as a fraction of it; the last round has no limit."""
 SAME_VALUE = 1e-11
@@ -119,6 +122,15 @@ class _Set:
     floor: float
     space: int
     combination: Combination
+    exact: bool = False
+    """The bound is that of the set as a whole, not only of its slowest replica."""
+
+    def order(self) -> tuple[float, int, Combination]:
+        """Return what decides whose turn it is."""
+        return self.floor, self.space, self.combination
+
+    def __lt__(self, other: _Set) -> bool:
+        return self.order() < other.order()
 
 
 class _Rounds:
@@ -131,6 +143,7 @@ class _Rounds:
         self._rates = _rates(prices, request, found)
         energy = request.objective == "energy"
         self._extra = [space.joules if energy else np.zeros(len(space.joules)) for space in found]
+        self._floors = [Floors(prices, space) for space in found]
         self._done_s = [np.full(len(space.pool.vectors), -math.inf) for space in found]
 
     def values(self) -> Iterator[float]:
@@ -150,25 +163,42 @@ class _Rounds:
         waiting: list[_Set] = []
         for index, space in enumerate(self._spaces):
             limits_s = self._limits_s(index, min(value, found.best))
+            reaches = {limit_s: space.pool.reach(limit_s) for limit_s in np.unique(limits_s[1:]).tolist()}
             for vector in range(1, len(space.pool.vectors)):
-                window = (float(self._done_s[index][vector]), float(limits_s[vector]))
-                if window[1] > window[0]:
-                    waiting.extend(self._sets(index, vector, window))
+                if limits_s[vector] > self._done_s[index][vector]:
+                    waiting.extend(self._sets(index, vector, reaches[float(limits_s[vector])]))
             self._done_s[index] = np.maximum(self._done_s[index], limits_s)
-        for one in sorted(waiting, key=lambda one: (one.floor, one.space, one.combination)):
-            if one.floor >= found.best * (1 - SAME_VALUE):
-                break
+        heap = sorted(waiting, key=_Set.order)
+        while heap and heap[0].floor < found.best * (1 - SAME_VALUE):
+            one = heappop(heap)
+            if not one.exact:
+                self._budget.spend(FLOOR_VISITS)
+                heappush(heap, self._refined(one))
+                continue
             self._budget.spend(PRICE_VISITS)
             space = self._spaces[one.space]
             layout = layout_of(space.pool.columns, space.shapes, one.combination, space.context)
             found.add(pricer.price(layout, space.context))
 
-    def _sets(self, index: int, vector: int, window_s: tuple[float, float]) -> Iterator[_Set]:
-        pool, extra = self._spaces[index].pool, self._extra[index]
+    def _refined(self, one: _Set) -> _Set:
+        """Return a set with the bound of the set as a whole."""
+        floor_s = self._floors[one.space].step_s(one.combination)
+        if self._request.objective == "cost-within-time" and self._request.time_budget_s is not None:
+            late = floor_s > self._request.time_budget_s * (1 + SAME_VALUE)
+            floor_s = math.inf if late else floor_s
+        vector = sum(int(self._spaces[one.space].pool.used[row]) for row, _ in one.combination)
+        floor = float(self._rates[one.space][vector]) * floor_s + self._joules(one.space, one.combination)
+        return replace(one, floor=max(one.floor, floor), exact=True)
+
+    def _joules(self, index: int, combination: Combination) -> float:
+        return sum(m * float(self._extra[index][row]) for row, m in combination)
+
+    def _sets(self, index: int, vector: int, reach: Reach) -> Iterator[_Set]:
+        pool, from_s = self._spaces[index].pool, float(self._done_s[index][vector])
         rate = self._rates[index][vector]
-        for bound_s, combination in combinations_within(pool, vector, window_s, self._budget):
-            joules = sum(m * float(extra[row]) for row, m in combination)
-            yield _Set(floor=rate * bound_s + joules, space=index, combination=combination)
+        for bound_s, combination in combinations_within(pool, vector, reach, from_s, self._budget):
+            floor = rate * bound_s + self._joules(index, combination)
+            yield _Set(floor=floor, space=index, combination=combination)
 
     def _limits_s(self, index: int, value: float) -> Floats:
         """Return, for each device vector, the time a layout that uses it must beat to be worth less than `value`."""
@@ -213,7 +243,7 @@ class _Rounds:
             limits_s = self._limits_s(index, value)
             for limit_s in np.unique(limits_s[1:]):
                 self._budget.spend(len(space.pool.columns) // 10)
-                most = space.pool.most_samples(space.pool.samples_below(float(limit_s)))
+                most = space.pool.reach(float(limit_s)).most
                 if (most[1:][limits_s[1:] == limit_s] >= space.pool.batch).any():
                     return True
         return False

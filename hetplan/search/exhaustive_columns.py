@@ -5,25 +5,27 @@ hold the same numbers of microbatches. With `m` microbatches its pipeline cannot
 
     bound(m) = max over rows r of  head[r] + m * slope[r]
 
-with a row for every rank (what must pass before its first action, all its work, the way back of its last gradient),
-one for every boundary (the whole journey of one microbatch, and `m - 1` more transfers over that line) and one for the
-journey alone. A schedule that delays weight gradients ends a rank with work that nobody waits for, so its rank rows
-have no way back.
+with the rows of `plan.bounds` (a rank's work, filling the pipeline, round trips, links), each followed by what the last
+gradient must wait for (`exhaustive_table`). All of a rank's work is also followed by its own update. Rows hold for
+every `m` of the range; fixed ranges of round trips are rounded to the safe side: at least `m / ahead` trips.
 
 Array legend: S shapes, C cuts, V virtual stages, P ranks, G groups.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
 from hetplan.costs.records import Floats
-from hetplan.search.exhaustive_shapes import Context, CountClass, Flags, Ints, Mesh, Shape, StageTable
+from hetplan.search.exhaustive_shapes import Context, CountClass, Flags, Ints, Mesh, Shape
+from hetplan.search.exhaustive_table import StageTable
 
 NO_ROW_S = -1e300
+LEAST_SLOPE_S = 1e-300
+"""Stands for 0, so that rows without a slope divide like any other."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +43,13 @@ class Columns:
     modes: Ints
     head_s: Floats
     slope_s: Floats
+    """Rows of the bound, those of the ranks first."""
+    forward_s: Floats
+    backward_s: Floats
+    input_s: Floats
+    """Stages, (columns, V), padded with 0."""
+    hop_s: Floats
+    """Boundaries, (columns, V - 1), padded with 0."""
 
     def __len__(self) -> int:
         return len(self.shape)
@@ -56,10 +65,9 @@ class Columns:
 
     def most_microbatches(self, limit_s: float) -> Ints:
         """Return, for each column, the most microbatches whose bound does not pass `limit_s` (0: none)."""
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            room = np.floor((limit_s - self.head_s) / self.slope_s * (1 + 1e-12))
-        room = np.where(self.slope_s > 0, room, np.where(self.head_s <= limit_s, np.inf, 0.0))
-        most = np.clip(room.min(axis=1), 0, self.end_m - 1).astype(np.int64)
+        with np.errstate(over="ignore"):
+            room = ((limit_s * (1 + 1e-12) - self.head_s) / self.slope_s).min(axis=1)
+        most = np.clip(np.floor(room * (1 + 1e-12)), 0, self.end_m - 1).astype(np.int64)
         return np.asarray(np.where(most >= self.first_m, most, 0))
 
 
@@ -100,6 +108,7 @@ class _StageTimes:
     forward_s: Floats
     backward_s: Floats
     input_s: Floats
+    after_s: Floats
     mode: Ints
 
     @property
@@ -144,6 +153,7 @@ def _stage_times(batch: ShapeBatch, option: Ints, table: StageTable, count_class
         forward_s=table.forward_s[index],
         backward_s=table.backward_s[index],
         input_s=table.input_s[index],
+        after_s=table.after_s[index],
         mode=table.mode[index],
     )
 
@@ -157,8 +167,16 @@ def _columns(
     cuts = batch.cuts[cut]
     pp = len(batch.shapes[0].meshes)
     hop = table.boundary_s[option[:, :-1], option[:, 1:], cuts[:, 1:-1]]
-    hop = hop if pp > 1 else np.zeros_like(hop)
-    head, slope = _rows(pp, times.forward_s[keep], (times.backward_s[keep], times.input_s[keep]), hop, context)
+    tie = table.tie_s[option[:, 0], option[:, -1]] * ((option.shape[1] - 1) % pp > 0)
+    work = _Work(
+        pp=pp,
+        forward_s=times.forward_s[keep],
+        backward_s=times.backward_s[keep],
+        input_s=times.input_s[keep],
+        hop_s=hop if pp > 1 else np.zeros_like(hop),
+        after_s=times.after_s[keep] + tie[:, None] * _at_ends(option.shape[1]),
+    )
+    rows = list(_rows(work, context))
     columns = Columns(
         shape=shape + batch.first_shape,
         microbatch=np.full(len(shape), microbatch),
@@ -167,33 +185,92 @@ def _columns(
         used=batch.used()[shape],
         cuts=cuts,
         modes=times.mode[keep],
-        head_s=head,
-        slope_s=slope,
+        head_s=np.concatenate([head for head, _ in rows], axis=1),
+        slope_s=np.maximum(np.concatenate([slope for _, slope in rows], axis=1), LEAST_SLOPE_S),
+        forward_s=work.forward_s,
+        backward_s=work.backward_s,
+        input_s=work.input_s,
+        hop_s=work.hop_s,
     )
-    return columns.take(np.flatnonzero(np.isfinite(hop).all(axis=1)))
+    return columns.take(np.flatnonzero(np.isfinite(work.hop_s).all(axis=1)))
 
 
-def _rows(
-    pp: int, forward_s: Floats, backwards_s: tuple[Floats, Floats], hop_s: Floats, context: Context
-) -> tuple[Floats, Floats]:
-    """Return heads and slopes, (columns, P + V - 1 + 1)."""
-    backward_s, input_s = backwards_s
-    count, num_stages = forward_s.shape
-    zero = np.zeros((count, 1))
-    out = np.concatenate([zero, np.cumsum(forward_s[:, :-1] + hop_s, axis=1)], axis=1)
-    back = np.concatenate([zero, np.cumsum(input_s[:, :-1] + hop_s, axis=1)], axis=1)
-    journey = (forward_s + input_s).sum(axis=1, keepdims=True) + 2 * hop_s.sum(axis=1, keepdims=True)
-    waited_for = context.schedule != "zero-bubble"
-    rank_head = (out + back if waited_for else out)[:, :pp]
-    rank_slope = (forward_s + backward_s).reshape(count, num_stages // pp, pp).sum(axis=1)
-    head = np.concatenate([rank_head, journey - hop_s, journey], axis=1)
-    slope = np.concatenate([rank_slope, hop_s, zero], axis=1)
-    return head, slope
+def _at_ends(num_stages: int) -> Floats:
+    ends = np.zeros(num_stages)
+    ends[[0, -1]] = 1.0
+    return ends
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Work:
+    """What the stages of columns take, (columns, V); `hop_s` (columns, V - 1)."""
+
+    pp: int
+    forward_s: Floats
+    backward_s: Floats
+    input_s: Floats
+    hop_s: Floats
+    after_s: Floats
+
+    def before(self, *passes_s: Floats) -> Floats:
+        """Return the sum of passes and hops over the stages before each one, (columns, V)."""
+        each = sum(one[:, :-1] + self.hop_s for one in passes_s)
+        return np.concatenate([np.zeros((len(self.forward_s), 1)), np.cumsum(each, axis=1)], axis=1)
+
+    def rank_s(self) -> Floats:
+        """Return the seconds a rank works for each microbatch, (columns, P)."""
+        count, num_stages = self.forward_s.shape
+        both = (self.forward_s + self.backward_s).reshape(count, num_stages // self.pp, self.pp)
+        return np.asarray(both.sum(axis=1))
+
+
+def _rows(work: _Work, context: Context) -> Iterator[tuple[Floats, Floats]]:
+    """Yield heads and slopes, the rows of the ranks first."""
+    pp = work.pp
+    after = work.after_s[:, :1]
+    zero = np.zeros_like(after)
+    own_after = (
+        work.after_s if work.forward_s.shape[1] == pp else work.after_s * (np.arange(work.after_s.shape[1]) == 0)
+    )
+    yield work.before(work.forward_s)[:, :pp] + own_after[:, :pp], work.rank_s()
+    journey = (work.forward_s + work.input_s).sum(axis=1, keepdims=True) + 2 * work.hop_s.sum(axis=1, keepdims=True)
+    yield journey + after, zero
+    yield journey - work.hop_s + after, work.hop_s
+    around = work.before(work.forward_s, work.input_s)
+    if context.schedule == "zero-bubble":
+        weight = work.backward_s - work.input_s
+        late = np.arange(1, pp + 1) * weight[:, :pp]
+        yield around[:, :pp] - late + weight[:, :1] + after, work.rank_s()
+        return
+    yield around[:, :pp] + after, work.rank_s()
+    if work.forward_s.shape[1] == pp:
+        yield from _fill_rows(work, context, around, journey)
+
+
+def _fill_rows(work: _Work, context: Context, around: Floats, journey: Floats) -> Iterator[tuple[Floats, Floats]]:
+    """Yield what one virtual stage a rank allows to say: `plan.bounds` names the rows and proves them."""
+    after = work.after_s[:, :1]
+    if context.schedule == "gpipe":
+        slowest = [
+            np.concatenate([one, work.hop_s], axis=1).max(axis=1, keepdims=True)
+            for one in (work.forward_s, work.backward_s)
+        ]
+        slope = slowest[0] + slowest[1]
+        yield journey - slope + after, slope
+        return
+    through = journey - around
+    ahead = np.arange(work.pp, 0, -1)
+    yield (
+        around + through - ahead * work.forward_s - work.backward_s + after,
+        work.forward_s + work.backward_s,
+    )
+    yield around + after, through / ahead
 
 
 def concatenate(parts: Sequence[Columns]) -> Columns:
     """Return all columns in order, padded to the widest."""
-    fill = {"cuts": -1, "modes": -1, "head_s": NO_ROW_S, "slope_s": 0.0}
+    fill: dict[str, float] = {"cuts": -1, "modes": -1, "head_s": NO_ROW_S, "slope_s": LEAST_SLOPE_S}
+    fill |= dict.fromkeys(("forward_s", "backward_s", "input_s", "hop_s"), 0.0)
     arrays = {}
     for field in fields(Columns):
         pieces = [getattr(part, field.name) for part in parts]

@@ -35,11 +35,11 @@ NODE_VISITS = 10
 """A node of the walk counts as so many visits; a column or a set of replicas found counts one."""
 
 
-@dataclass(slots=True)
 class Budget:
     """Visits left; the one counter of the exact search."""
 
-    left: int
+    def __init__(self, *, left: int) -> None:
+        self.left = left
 
     def spend(self, visits: int) -> None:
         """Count visits.
@@ -59,6 +59,8 @@ class Rules:
     same_cut: bool = False
     same_microbatches: bool = False
     max_rows: int | None = None
+    alone: bool = False
+    """One replica takes the whole batch; else there are at least two."""
 
 
 class DeviceVectors:
@@ -92,6 +94,16 @@ class DeviceVectors:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Reach:
+    """What can be done within some seconds."""
+
+    samples: Ints
+    """The most samples each column takes."""
+    most: Ints
+    """The most samples any set of columns takes that uses exactly a device vector."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Pool:
     """Columns that may be combined, and the vectors of what they use."""
 
@@ -104,15 +116,12 @@ class Pool:
     rules: Rules
     batch: int
 
-    def samples_below(self, limit_s: float) -> Ints:
-        """Return the most samples each column takes within `limit_s`."""
-        return self.columns.microbatch * self.columns.most_microbatches(limit_s)
-
-    def most_samples(self, samples: Ints) -> Ints:
-        """Return the knapsack over all device vectors."""
+    def reach(self, limit_s: float) -> Reach:
+        """Return what can be done within `limit_s`."""
+        samples = self.columns.microbatch * self.columns.most_microbatches(limit_s)
         best_u = np.zeros(len(self.vectors), dtype=np.int64)
         np.maximum.at(best_u, self.used, samples)
-        return self.vectors.most_samples(best_u)
+        return Reach(samples=samples, most=self.vectors.most_samples(best_u))
 
 
 @dataclass(slots=True)
@@ -139,7 +148,8 @@ class _Walk:
         fits &= self.samples[rows] + self.most[rest] >= batch
         if chosen:
             fits &= self._alike(rows, chosen[0])
-        self._finish(chosen, rows[fits & (used == vector)], batch, bound_s)
+        if chosen or self.pool.rules.alone:
+            self._finish(chosen, rows[fits & (used == vector)], batch, bound_s)
         for position in np.flatnonzero(fits & (used != vector)):
             row = int(rows[position])
             for m in self._counts(row, chosen, batch, int(self.most[rest[position]])):
@@ -193,24 +203,19 @@ class _Walk:
 
 
 def combinations_within(
-    pool: Pool, vector: int, window_s: tuple[float, float], budget: Budget
+    pool: Pool, vector: int, reach: Reach, from_s: float, budget: Budget
 ) -> list[tuple[float, Combination]]:
-    """Return (bound, replicas) of every set that uses exactly `vector`, takes the batch and is bounded in the window.
-
-    The window is half-open below: bounds from its first to its second value.
+    """Return (bound, replicas) of every set within reach that uses exactly `vector` and is bounded by `from_s` or more.
 
     Raises:
         BudgetSpentError: there are too many.
     """
-    from_s, to_s = window_s
-    samples = pool.samples_below(to_s)
-    most = pool.most_samples(samples)
+    samples, most = reach.samples, reach.most
     if most[vector] < pool.batch:
         return []
     fits = pool.vectors.inside[vector, pool.used] & (samples > 0)
     rest = np.where(fits, vector - pool.used, 0)
     fits &= samples + most[rest] >= pool.batch
-    rows = np.flatnonzero(fits)
-    walk = _Walk(pool=pool, budget=budget, from_s=from_s, rows=rows, samples=samples, most=most)
+    walk = _Walk(pool=pool, budget=budget, from_s=from_s, rows=np.flatnonzero(fits), samples=samples, most=most)
     walk.extend((), 0, (vector, pool.batch), 0.0)
     return walk.found

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import product
 
 import numpy as np
 
 from hetplan.costs.prices import Prices
-from hetplan.costs.records import Floats, ShardDegrees
+from hetplan.costs.records import Floats
 from hetplan.plan.limits import Limits
 from hetplan.plan.placement import places_of
 from hetplan.plan.rules_model import degree_errors, valid_ep
@@ -26,8 +27,8 @@ from hetplan.search.exhaustive_shapes import (
     chain_cuts,
     count_classes,
     mesh_sequences,
-    stage_table,
 )
+from hetplan.search.exhaustive_table import is_shared, stage_table
 from hetplan.specs.workload import RECOMPUTES, SHARDINGS
 
 Degrees = tuple[int, int, int, int]
@@ -106,15 +107,16 @@ def spaces(prices: Prices, limits: Limits, budget: Budget) -> list[Space]:
 
 def _contexts(limits: Limits, meshes: Sequence[Mesh]) -> Iterator[tuple[Context, tuple[Mesh, ...]]]:
     recomputes = tuple(mode for mode in RECOMPUTES if mode in limits.recompute)
-    for sharding in (word for word in SHARDINGS if word in limits.sharding):
-        for schedule in limits.schedules:
-            if not limits.uniform_degrees:
-                yield Context(sharding=sharding, schedule=schedule, recomputes=recomputes), tuple(meshes)
-                continue
-            for degrees in sorted({_degrees_of(mesh) for mesh in meshes}):
-                equal = tuple(mesh for mesh in meshes if _degrees_of(mesh) == degrees)
-                for mode in recomputes:
-                    yield Context(sharding=sharding, schedule=schedule, recomputes=(mode,)), equal
+    shardings = tuple(word for word in SHARDINGS if word in limits.sharding)
+    for sharding, schedule, alone in product(shardings, limits.schedules, (True, False)):
+        first = sharding == shardings[0]
+        context = Context(sharding=sharding, schedule=schedule, recomputes=recomputes, alone=alone, first=first)
+        if not limits.uniform_degrees:
+            yield context, tuple(meshes)
+            continue
+        for degrees in sorted({_degrees_of(mesh) for mesh in meshes}):
+            equal = tuple(mesh for mesh in meshes if _degrees_of(mesh) == degrees)
+            yield from ((replace(context, recomputes=(mode,)), equal) for mode in recomputes)
 
 
 def _degrees_of(mesh: Mesh) -> Degrees:
@@ -129,15 +131,15 @@ def _space(prices: Prices, limits: Limits, budget: Budget, part: tuple[Context, 
     joules: list[Floats] = []
     for size in microbatch_sizes(limits, prices.workload.global_batch):
         usable = tuple(mesh for mesh in meshes if size % mesh.dp == 0)
+        counts = _counts(prices.workload.global_batch, size, context)
+        if not counts:
+            continue
         by_length = _shapes_by_length(prices, limits, context, (usable, free, budget))
-        most_m = prices.workload.global_batch // size
-        classes = {key: count_classes(context.schedule, *key, most_m) for key in by_length}
+        classes = {key: count_classes(context.schedule, *key, counts) for key in by_length}
         held = sorted({count for some in classes.values() for one in some for count in one.held})
         if not held:
             continue
-        everyone = sum(free.values())
-        degrees = ShardDegrees(dense=everyone, expert=everyone)
-        table = stage_table(prices, usable, size, context, held, degrees)
+        table = stage_table(prices, usable, size, context, held)
         for key, equal in by_length.items():
             batch = ShapeBatch(
                 shapes=tuple(equal),
@@ -152,14 +154,25 @@ def _space(prices: Prices, limits: Limits, budget: Budget, part: tuple[Context, 
             joules.append(_joules(prices, batch, columns))
     if not parts:
         return None
-    pool = _pool(prices, limits, concatenate(parts), shapes)
+    pool = _pool(prices, limits, concatenate(parts), shapes, alone=context.alone)
     return Space(context=context, shapes=tuple(shapes), pool=pool, joules=np.concatenate(joules))
+
+
+def _counts(batch: int, size: int, context: Context) -> range:
+    """Return the microbatch counts a replica can take: all of the batch alone, else what leaves some to others."""
+    if context.alone:
+        return range(batch // size, batch // size + 1) if batch % size == 0 else range(0)
+    return range(1, (batch - 1) // size + 1)
 
 
 def _shapes_by_length(
     prices: Prices, limits: Limits, context: Context, part: tuple[tuple[Mesh, ...], dict[str, int], Budget]
 ) -> dict[tuple[int, int], list[Shape]]:
-    """Return the shapes by (stages, virtual stages a mesh), those with fewer first."""
+    """Return the shapes by (stages, virtual stages a mesh), those with fewer first.
+
+    Several replicas leave devices for each other; a replica alone that shares nothing is the same plan under every
+    sharding, and is listed under the first.
+    """
     meshes, free, budget = part
     num_layers = len(prices.model.chain)
     longest = min(num_layers, max(limits.pp) if limits.pp is not None else num_layers)
@@ -168,6 +181,10 @@ def _shapes_by_length(
         pp = len(sequence)
         budget.spend(1)
         if limits.pp is not None and pp not in limits.pp:
+            continue
+        if context.alone and not context.first and not any(is_shared(mesh, context) for mesh in sequence):
+            continue
+        if not context.alone and sum(mesh.size for mesh in sequence) == sum(free.values()):
             continue
         most_vpp = num_layers // pp if context.schedule == "interleaved" else 1
         for vpp in range(1, most_vpp + 1):
@@ -183,7 +200,7 @@ def _joules(prices: Prices, batch: ShapeBatch, columns: Columns) -> Floats:
     return np.asarray((draw[columns.shape - batch.first_shape] * columns.slope_s[:, :pp]).sum(axis=1))
 
 
-def _pool(prices: Prices, limits: Limits, columns: Columns, shapes: Sequence[Shape]) -> Pool:
+def _pool(prices: Prices, limits: Limits, columns: Columns, shapes: Sequence[Shape], *, alone: bool) -> Pool:
     vectors = DeviceVectors(tuple(free_devices(prices, limits).values()))
     vpp = np.array([shape.vpp for shape in shapes])[columns.shape]
     _, family = np.unique(np.column_stack([vpp, columns.cuts]), axis=0, return_inverse=True)
@@ -193,7 +210,10 @@ def _pool(prices: Prices, limits: Limits, columns: Columns, shapes: Sequence[Sha
         used=columns.used @ vectors.radix,
         family=family.ravel(),
         rules=Rules(
-            same_cut=limits.uniform_cuts, same_microbatches=limits.uniform_microbatches, max_rows=limits.max_shapes
+            same_cut=limits.uniform_cuts,
+            same_microbatches=limits.uniform_microbatches,
+            max_rows=limits.max_shapes,
+            alone=alone,
         ),
         batch=prices.workload.global_batch,
     )
