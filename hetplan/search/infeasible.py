@@ -1,14 +1,186 @@
-"""Why nothing fits, in words."""
+"""Why nothing fits: the binding constraint, how far off it is, the nearest change that fits, the nodes that would do.
+
+What can be read off the request is read first (`infeasible_rules`). Then the lightest layout there is (`lightest`) says
+whether memory binds, on which stage, and by how much; where it fits, the rules it breaks name the constraint. Every
+change that is offered was tried (`infeasible_fixes`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 
+from hetplan.plan.rules import stage_place
+from hetplan.search.diagnosis import Constraint, Diagnosis, Fix, Need
+from hetplan.search.infeasible_fixes import attempt, changes, nodes_needed, shorter, tried
+from hetplan.search.infeasible_rules import groups_in_use, structural
+from hetplan.search.lightest import Near, lightest, overflow_bytes, without
 from hetplan.search.problem import Problem
 from hetplan.search.records import SearchRequest
+from hetplan.units import format_bytes, format_seconds
+
+GIB = 2.0**30
+MOST_FIXES = 6
+MOST_GROUPS = 4
+RULE_CONSTRAINTS: Mapping[str, Constraint] = {
+    "stages reachable": "network",
+    "gradients reachable": "network",
+    "one vendor": "vendors",
+    "tp inside a node": "devices",
+    "memory": "memory",
+    "degrees divide the model": "divisibility",
+}
 
 
 def explain_infeasible(problem: Problem, request: SearchRequest, dropped: Mapping[str, int]) -> str:
-    """Return the binding constraint, how far off it is, and the smallest change that helps."""
-    reasons = ", ".join(f"{reason} ({count}x)" for reason, count in dropped.items())
-    return f"no plan fits {problem.batch} samples on {sum(problem.devices_g)} devices; refused: {reasons}"
+    """Return why nothing fits: one sentence that stands alone, then one indented line for each piece of advice."""
+    return diagnosis_text(diagnose(problem, request), dropped)
+
+
+def diagnose(problem: Problem, request: SearchRequest) -> Diagnosis:
+    """Return the binding constraint of a request that nothing satisfies, with everything that was tried."""
+    found = structural(problem)
+    if found is not None:
+        return replace(found, fixes=_fixes(problem, request))
+    near = lightest(problem)
+    if near is None:
+        return Diagnosis(
+            constraint="limits",
+            sentence="no layout has the shape the limits ask for",
+            fixes=_fixes(problem, request),
+        )
+    if near.overflow_bytes > 0:
+        return _memory(problem, request, near)
+    if near.violations:
+        violation = near.violations[0]
+        return Diagnosis(
+            constraint=RULE_CONSTRAINTS.get(violation.rule, "limits"),
+            sentence=f"the layout that comes nearest breaks a rule: {violation}",
+            near=near,
+            fixes=_fixes(problem, request),
+        )
+    return _beyond_memory(problem, request, near)
+
+
+def _memory(problem: Problem, request: SearchRequest, near: Near) -> Diagnosis:
+    worst = near.worst
+    parts = {name.removesuffix("_bytes"): float(getattr(worst.memory, name)) for name in worst.memory.__slots__}
+    component = max(parts, key=lambda name: parts[name])
+    needs = tuple(
+        need
+        for group in groups_in_use(problem)[:MOST_GROUPS]
+        if (need := nodes_needed(problem, request, group.name)) is not None
+    )
+    return Diagnosis(
+        constraint="memory",
+        sentence=_memory_sentence(problem, near, component, parts[component]),
+        near=near,
+        replica=worst.replica,
+        stage=worst.stage,
+        group=worst.group,
+        shortfall_bytes=near.overflow_bytes,
+        component=component,
+        component_bytes=parts[component],
+        fixes=_fixes(problem, request, shorten=True),
+        devices_needed=needs,
+        remarks=tuple(_remarks(near)),
+    )
+
+
+def _memory_sentence(problem: Problem, near: Near, component: str, component_bytes: float) -> str:
+    worst, layout = near.worst, near.layout
+    replica = layout.replicas[worst.replica]
+    stage = replica.stages[worst.stage]
+    degrees = f"tp {stage.tp}, pp {replica.pp}, {replica.copies} replica{'s' if replica.copies > 1 else ''}"
+    wider = "".join(f", {name} {degree}" for name in ("cp", "ep") if (degree := getattr(stage, name)) > 1)
+    held = f" of {worst.in_flight} microbatches" if component == "activations" else ""
+    return (
+        f"{problem.prices.model.name} does not fit: in the lightest layout ({degrees}{wider}, microbatch "
+        f"{replica.microbatch}, recompute {stage.recompute}, sharding {layout.sharding}) "
+        f"{stage_place(worst.replica, worst.stage)} on group {worst.group} needs "
+        f"{format_bytes(worst.memory.total_bytes)} a device, {near.overflow_bytes / GIB:.2f} GiB more than the "
+        f"{format_bytes(worst.capacity_bytes)} it offers; most is {component}{held} ({format_bytes(component_bytes)})"
+    )
+
+
+def _remarks(near: Near) -> Iterator[str]:
+    """Yield what training outside hetplan's plans would still need."""
+    states = ("optimizer_bytes",)
+    left = without(near, *states)
+    verdict = "would fit" if left <= 0 else f"would still lack {left / GIB:.2f} GiB"
+    host = sum(
+        replica.copies * stage.memory.optimizer_bytes * replica.stages[stage.stage].mesh_size
+        for stage in near.estimate.stages
+        for replica in (near.layout.replicas[stage.replica],)
+    )
+    yield f"optimizer states kept in host memory ({format_bytes(host)} in all): {verdict}; hetplan plans no offloading"
+    left = without(near, "optimizer_bytes", "gradients_bytes")
+    verdict = "would fit" if left <= 0 else f"would still lack {left / GIB:.2f} GiB"
+    yield f"training adapters only (LoRA; states of the frozen weights fall away): {verdict}; hetplan plans no adapters"
+
+
+def _beyond_memory(problem: Problem, request: SearchRequest, near: Near) -> Diagnosis:
+    """Return what binds where a layout fits and keeps every rule."""
+    if request.objective in ("cost", "cost-within-time"):
+        unpriced = [g.name for g in groups_in_use(problem) if problem.prices.usd_per_s(g.name) is None]
+        if unpriced:
+            return Diagnosis(
+                constraint="price",
+                sentence=f"cost cannot be minimised: group {unpriced[0]} has no price (`price: 2.00 USD/h`)",
+                near=near,
+            )
+    if request.objective == "cost-within-time" and request.time_budget_s is not None:
+        fastest = attempt(problem.prices, replace(request, objective="time", time_budget_s=None))
+        step_s = fastest.estimate.step_s if fastest is not None else near.estimate.step_s
+        return Diagnosis(
+            constraint="time budget",
+            sentence=f"no plan takes a step within {format_seconds(request.time_budget_s)}; the fastest found takes "
+            f"{format_seconds(step_s)}",
+            near=near,
+        )
+    replica = near.layout.replicas[0]
+    return Diagnosis(
+        constraint="search",
+        sentence=f"every layout tried breaks a rule, but one of pp {replica.pp} x {replica.copies} replicas is "
+        f"valid (step {format_seconds(near.estimate.step_s)}): spend more effort, or narrow the limits to it",
+        near=near,
+    )
+
+
+def _fixes(problem: Problem, request: SearchRequest, *, shorten: bool = False) -> tuple[Fix, ...]:
+    free = replace(request, objective="time", time_budget_s=None, compare=False)
+    wanted = list(changes(problem, free))
+    if shorten:
+        wanted += shorter(problem, free)
+    return tried(iter(wanted[:MOST_FIXES]))
+
+
+def diagnosis_text(diagnosis: Diagnosis, dropped: Mapping[str, int] | None = None) -> str:
+    """Return a diagnosis in words: its sentence, then an indented line for each piece of advice."""
+    lines = [*_fix_lines(diagnosis.fixes), *_need_lines(diagnosis.devices_needed, diagnosis.constraint)]
+    lines += diagnosis.remarks
+    if diagnosis.constraint in ("limits", "search") and dropped:
+        lines.append("refused: " + ", ".join(f"{reason} ({count}x)" for reason, count in dropped.items()))
+    return "\n".join([diagnosis.sentence, *(f"  {line}" for line in lines)])
+
+
+def _fix_lines(fixes: tuple[Fix, ...]) -> Iterator[str]:
+    works = sorted((fix for fix in fixes if fix.step_s is not None), key=lambda fix: fix.step_s or 0.0)
+    for fix in works:
+        yield f"fits with: {fix.words} (step {format_seconds(fix.step_s or 0.0)})"
+    others = [fix.words for fix in fixes if fix.step_s is None]
+    if others:
+        yield f"not enough alone: {'; '.join(others)}"
+
+
+def _need_lines(needs: tuple[Need, ...], constraint: Constraint) -> Iterator[str]:
+    for need in needs:
+        yield (
+            f"fits with {need.nodes} nodes of group {need.group} ({need.devices} devices) instead of "
+            f"{need.existing_nodes}"
+        )
+    if not needs and constraint == "memory":
+        yield "no number of nodes makes it fit: one layer is too large for a device under these limits"
+
+
+__all__ = ["Diagnosis", "diagnose", "diagnosis_text", "explain_infeasible", "overflow_bytes"]
