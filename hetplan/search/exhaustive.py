@@ -34,7 +34,7 @@ from hetplan.search.exhaustive_space import Space, free_devices, spaces
 from hetplan.search.records import Candidate, SearchRequest
 
 PRICE_VISITS = 500
-FLOOR_VISITS = 30
+FLOOR_VISITS = 200
 """A price, and a bound for a whole set, count as so many visits of the budget; measured, rounded."""
 ROUNDS = tuple(0.002 * 4.0**k for k in range(7))
 """How far above the least possible value each round reaches, as a fraction of it; the last round has no limit."""
@@ -122,8 +122,8 @@ class _Set:
     floor: float
     space: int
     combination: Combination
-    exact: bool = False
-    """The bound is that of the set as a whole, not only of its slowest replica."""
+    refined: int = 0
+    """How often the bound was refined."""
 
     def order(self) -> tuple[float, int, Combination]:
         """Return what decides whose turn it is."""
@@ -171,8 +171,8 @@ class _Rounds:
         heap = sorted(waiting, key=_Set.order)
         while heap and heap[0].floor < found.best * (1 - SAME_VALUE):
             one = heappop(heap)
-            if not one.exact:
-                self._budget.spend(FLOOR_VISITS)
+            if one.refined < 2:
+                self._budget.spend(FLOOR_VISITS if one.refined else 1)
                 heappush(heap, self._refined(one))
                 continue
             self._budget.spend(PRICE_VISITS)
@@ -181,14 +181,15 @@ class _Rounds:
             found.add(pricer.price(layout, space.context))
 
     def _refined(self, one: _Set) -> _Set:
-        """Return a set with the bound of the set as a whole."""
-        floor_s = self._floors[one.space].step_s(one.combination)
+        """Return a set with a better bound: first of its slowest replica, then of the set as a whole."""
+        floors = self._floors[one.space]
+        floor_s = floors.step_s(one.combination) if one.refined else floors.slowest_s(one.combination)
         if self._request.objective == "cost-within-time" and self._request.time_budget_s is not None:
             late = floor_s > self._request.time_budget_s * (1 + SAME_VALUE)
             floor_s = math.inf if late else floor_s
         vector = sum(int(self._spaces[one.space].pool.used[row]) for row, _ in one.combination)
         floor = float(self._rates[one.space][vector]) * floor_s + self._joules(one.space, one.combination)
-        return replace(one, floor=max(one.floor, floor), exact=True)
+        return replace(one, floor=max(one.floor, floor), refined=one.refined + 1)
 
     def _joules(self, index: int, combination: Combination) -> float:
         return sum(m * float(self._extra[index][row]) for row, m in combination)

@@ -47,6 +47,7 @@ class Columns:
     forward_s: Floats
     backward_s: Floats
     input_s: Floats
+    after_s: Floats
     """Stages, (columns, V), padded with 0."""
     hop_s: Floats
     """Boundaries, (columns, V - 1), padded with 0."""
@@ -190,6 +191,7 @@ def _columns(
         forward_s=work.forward_s,
         backward_s=work.backward_s,
         input_s=work.input_s,
+        after_s=work.after_s,
         hop_s=work.hop_s,
     )
     return columns.take(np.flatnonzero(np.isfinite(work.hop_s).all(axis=1)))
@@ -270,7 +272,7 @@ def _fill_rows(work: _Work, context: Context, around: Floats, journey: Floats) -
 def concatenate(parts: Sequence[Columns]) -> Columns:
     """Return all columns in order, padded to the widest."""
     fill: dict[str, float] = {"cuts": -1, "modes": -1, "head_s": NO_ROW_S, "slope_s": LEAST_SLOPE_S}
-    fill |= dict.fromkeys(("forward_s", "backward_s", "input_s", "hop_s"), 0.0)
+    fill |= dict.fromkeys(("forward_s", "backward_s", "input_s", "after_s", "hop_s"), 0.0)
     arrays = {}
     for field in fields(Columns):
         pieces = [getattr(part, field.name) for part in parts]

@@ -19,31 +19,39 @@ import math
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 
+import numpy as np
+
 from hetplan.costs.prices import Prices
-from hetplan.costs.records import Holders
-from hetplan.plan.program import schedule_errors
+from hetplan.costs.records import Floats, Holders, ShardDegrees, StageOption
+from hetplan.plan.program import held_counts, schedule_errors
 from hetplan.plan.stages import tied_tables, whole_params
 from hetplan.plan.timing import Durations, Finish, pipeline_finish
 from hetplan.search.exhaustive_combine import Combination
 from hetplan.search.exhaustive_shapes import Mesh, Shape
 from hetplan.search.exhaustive_space import Space
-from hetplan.search.exhaustive_table import most_degrees
+from hetplan.search.exhaustive_table import LENIENT
 
-Ring = tuple[tuple[str, int, int], ...]
-"""(group, ranks, tp) of each row that holds a layer."""
+Ring = tuple[tuple[str, int, int, int], ...]
+"""(group, ranks, tp, ep) of each row that holds a layer."""
+Piece = tuple[int, int, Ring]
+"""(first layer, end layer, ring) of layers that the same stages hold."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One replica shape of a set, with its exact pipeline on the least stage times."""
+    """One replica shape of a set."""
 
     shape: Shape
     key: tuple[object, ...]
     """What rows of a layout are sorted by."""
     cut: tuple[int, ...]
-    last_s: tuple[tuple[float, ...], ...]
-    """For each stage, the work on its last gradients before each of its layers and after all, summed up."""
-    finish: Finish
+    size: int
+    num_microbatches: int
+    copies: int
+    hop_s: tuple[float, ...]
+    modes: tuple[int, ...]
+    held: tuple[int, ...]
+    """Microbatches each stage holds; empty where virtual stages share a rank."""
 
     @property
     def pp(self) -> int:
@@ -54,6 +62,19 @@ class _Row:
 
     def stage_at(self, layer: int) -> int:
         return next(stage for stage, end in enumerate(self.cut[1:]) if layer < end)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _StageWork:
+    """What one stage of a row does in a microbatch, at least."""
+
+    forward_s: float
+    backward_s: float
+    weight_s: float
+    tail_s: float
+    """What is left to send of its lowest layer when the stage is through (sharded gradients)."""
+    last_s: tuple[float, ...]
+    """The work on the last gradients before each of its layers and after all, summed up."""
 
 
 @dataclass(slots=True)
@@ -75,7 +96,7 @@ class _Traffic:
 
     def end_s(self) -> float:
         """Return when the mesh has all its gradients at the earliest."""
-        return max(self.latest_s, self.first_s + self.total_s if self.total_s else 0.0)
+        return max(self.latest_s, self.first_s + self.total_s) if self.total_s else self.latest_s
 
 
 class Floors:
@@ -84,110 +105,205 @@ class Floors:
     def __init__(self, prices: Prices, space: Space) -> None:
         self._prices = prices
         self._space = space
-        self._rows: dict[tuple[int, int], _Row | None] = {}
-        self._rings: dict[tuple[int, int, Ring], tuple[float, float]] = {}
-        self._updates: dict[tuple[Mesh, int, int], float] = {}
+        self._rows: dict[tuple[int, int, int], _Row | None] = {}
+        self._replicas: dict[tuple[int, int], float] = {}
+        self._syncs: dict[Piece, tuple[float, float]] = {}
+        self._works: dict[tuple[Mesh, int, int, tuple[Piece, ...]], _StageWork] = {}
+        self._modes: dict[tuple[Mesh, int, int, tuple[int, int], ShardDegrees], int | None] = {}
+        self._updates: dict[tuple[Mesh, int, int, ShardDegrees], float] = {}
         self._dense_l, _ = whole_params(prices)
         self._ties = tied_tables(prices)
 
-    def step_s(self, combination: Combination) -> float:
-        """Return a time no layout of the set falls below; infinite where its schedule cannot run."""
-        found = [(self._row(*one), combination.count(one)) for one in dict.fromkeys(combination)]
-        rows = [(row, copies) for row, copies in found if row is not None]
-        if len(rows) < len(found):
-            return math.inf
-        rows.sort(key=lambda entry: entry[0].key)
-        traffic = [[_Traffic(latest_s=end) for end in row.finish.rank_s] for row, _ in rows]
-        for first, end in pairwise(sorted({layer for row, _ in rows for layer in row.cut})):
-            self._add_bucket(rows, traffic, first, end)
-        return max(self._row_end_s(row, buckets) for (row, _), buckets in zip(rows, traffic, strict=True))
+    def slowest_s(self, combination: Combination) -> float:
+        """Return when the slowest replica of a set is done at the earliest, whatever the others are."""
+        return max(self._replica_s(*one) for one in combination)
 
-    def _row(self, index: int, num_microbatches: int) -> _Row | None:
-        if (index, num_microbatches) not in self._rows:
-            self._rows[index, num_microbatches] = self._make_row(index, num_microbatches)
-        return self._rows[index, num_microbatches]
+    def _replica_s(self, index: int, num_microbatches: int) -> float:
+        key = (index, num_microbatches)
+        if key not in self._replicas:
+            row = self._row(index, num_microbatches, 1)
+            self._replicas[key] = math.inf if row is None else self._column_s(row, index)
+        return self._replicas[key]
 
-    def _make_row(self, index: int, num_microbatches: int) -> _Row | None:
-        columns, context = self._space.pool.columns, self._space.context
-        shape = self._space.shapes[int(columns.shape[index])]
-        pp, count = len(shape.meshes), shape.num_stages
-        if schedule_errors(context.schedule, pp, num_microbatches, shape.vpp):
-            return None
+    def _column_s(self, row: _Row, index: int) -> float:
+        columns, count = self._space.pool.columns, len(row.cut) - 1
         backward_s = columns.backward_s[index, :count]
         durations = Durations(
             forward_s=tuple(columns.forward_s[index, :count].tolist()),
             backward_s=tuple(backward_s.tolist()),
             weight_s=tuple((backward_s - columns.input_s[index, :count]).tolist()),
-            p2p_s=tuple(columns.hop_s[index, : count - 1].tolist()),
+            p2p_s=row.hop_s,
         )
+        schedule = self._space.context.schedule
+        finish = pipeline_finish(schedule, row.pp, row.num_microbatches, row.shape.vpp, durations)
+        ends_s = [end + after for end, after in zip(finish.gradients_s, columns.after_s[index].tolist(), strict=False)]
+        return max(*ends_s, *finish.rank_s)
+
+    def step_s(self, combination: Combination) -> float:
+        """Return a time no layout of the set falls below; infinite where it does not fit or cannot run."""
+        found = [self._row(*one, combination.count(one)) for one in dict.fromkeys(combination)]
+        rows = sorted((row for row in found if row is not None), key=lambda row: row.key)
+        if len(rows) < len(found):
+            return math.inf
+        pieces = _pieces(rows)
+        works: list[list[_StageWork]] = []
+        finishes: list[Finish] = []
+        for row in rows:
+            own = [self._work(row, stage, pieces) for stage in range(len(row.cut) - 1)]
+            fitting = [work for work in own if work is not None]
+            if len(fitting) < len(own):
+                return math.inf
+            works.append(fitting)
+            finishes.append(self._finish(row, fitting))
+        traffic = [[_Traffic(latest_s=end) for end in finish.rank_s] for finish in finishes]
+        for piece in pieces:
+            self._add_bucket(piece, list(zip(rows, works, finishes, traffic, strict=True)))
+        return max(self._row_end_s(row, pieces, buckets) for row, buckets in zip(rows, traffic, strict=True))
+
+    def _row(self, index: int, num_microbatches: int, copies: int) -> _Row | None:
+        key = (index, num_microbatches, copies)
+        if key not in self._rows:
+            self._rows[key] = self._make_row(index, num_microbatches, copies)
+        return self._rows[key]
+
+    def _make_row(self, index: int, num_microbatches: int, copies: int) -> _Row | None:
+        columns, schedule = self._space.pool.columns, self._space.context.schedule
+        shape = self._space.shapes[int(columns.shape[index])]
+        pp, count = len(shape.meshes), shape.num_stages
+        if schedule_errors(schedule, pp, num_microbatches, shape.vpp):
+            return None
         cut = tuple(columns.cuts[index, : count + 1].tolist())
         size = int(columns.microbatch[index])
         stages = tuple(
             (mesh.group, first, end, mesh.tp, mesh.cp, mesh.dp, mesh.ep)
             for mesh, (first, end) in zip(shape.meshes * shape.vpp, pairwise(cut), strict=True)
         )
+        held = tuple(m[0][0] for m in held_counts(schedule, pp, num_microbatches)) if shape.vpp == 1 else ()
         return _Row(
             shape=shape,
             key=(count, stages, size, num_microbatches, shape.vpp),
             cut=cut,
-            last_s=tuple(self._last_s(index, stage, size) for stage in range(count)),
-            finish=pipeline_finish(context.schedule, pp, num_microbatches, shape.vpp, durations),
+            size=size,
+            num_microbatches=num_microbatches,
+            copies=copies,
+            hop_s=tuple(columns.hop_s[index, : count - 1].tolist()),
+            modes=tuple(columns.modes[index, :count].tolist()),
+            held=held,
         )
 
-    def _last_s(self, index: int, stage: int, size: int) -> tuple[float, ...]:
-        columns, context = self._space.pool.columns, self._space.context
-        shape = self._space.shapes[int(columns.shape[index])]
-        mode = context.recomputes[int(columns.modes[index, stage])]
-        costs = self._prices.layers(shape.meshes[stage % len(shape.meshes)].option(size, mode))
-        each_l = costs.weight_gradient_s if context.schedule == "zero-bubble" else costs.backward_total_s
-        first, end = columns.cuts[index, stage : stage + 2]
-        return tuple(accumulate(each_l[first:end].tolist(), initial=0.0))
-
-    def _add_bucket(self, rows: list[tuple[_Row, int]], traffic: list[list[_Traffic]], first: int, end: int) -> None:
-        members = [(number, row, row.stage_at(first)) for number, (row, _) in enumerate(rows)]
-        ring = tuple(
-            (mesh.group, copies * mesh.dp * mesh.cp, mesh.tp)
-            for (row, copies), (_, _, stage) in zip(rows, members, strict=True)
-            for mesh in (row.mesh(stage),)
+    def _finish(self, row: _Row, works: list[_StageWork]) -> Finish:
+        durations = Durations(
+            forward_s=tuple(work.forward_s for work in works),
+            backward_s=tuple(work.backward_s for work in works),
+            weight_s=tuple(work.weight_s for work in works),
+            p2p_s=row.hop_s,
         )
-        cost_s = self._ring_s(first, end, ring)
-        if not sum(cost_s):
-            return
-        overlap = self._prices.calibration.overlap.gradients
-        earliest = ready = 0.0
-        for _, row, stage in members:
-            last_s, start = row.last_s[stage], row.cut[stage]
-            complete = row.finish.gradients_s[stage]
-            through = complete - last_s[first - start]
-            ready = max(ready, through)
-            own_s = last_s[end - start] - last_s[first - start]
-            earliest = max(earliest, through - own_s, complete - overlap * last_s[-1])
-        params = float(self._dense_l[first:end].sum())
-        lowest_s = cost_s[0] * float(self._dense_l[first]) / params
-        for number, row, stage in members:
-            traffic[number][stage % row.pp].add(earliest, ready, lowest_s, cost_s)
+        schedule = self._space.context.schedule
+        return pipeline_finish(schedule, row.pp, row.num_microbatches, row.shape.vpp, durations)
 
-    def _ring_s(self, first: int, end: int, ring: Ring) -> tuple[float, float]:
-        """Return the least seconds to reduce and to gather layers, however the ranks are packed into nodes."""
-        key = (first, end, ring)
-        if key not in self._rings:
-            params = float(self._dense_l[first:end].sum())
-            alone = sum(ranks for _, ranks, _ in ring) == 1
-            self._rings[key] = (0.0, 0.0) if alone or params <= 0 else self._least_sync_s(params, ring)
-        return self._rings[key]
+    def _work(self, row: _Row, stage: int, pieces: list[Piece]) -> _StageWork | None:
+        """Return what a stage does with the first recomputation that fits; None where none does."""
+        mesh, first, end = row.mesh(stage), row.cut[stage], row.cut[stage + 1]
+        own = tuple(piece for piece in pieces if first <= piece[0] < end)
+        mode: int | None = row.modes[stage]
+        if row.held and self._space.context.sharding != "none":
+            mode = self._mode(mesh, row.size, row.held[stage], own)
+        if mode is None:
+            return None
+        sharded = self._space.context.sharding in ("gradients", "full")
+        key = (mesh, row.size, mode, own if sharded else ((first, end, ()),))
+        if key not in self._works:
+            self._works[key] = self._make_work(*key)
+        return self._works[key]
 
-    def _least_sync_s(self, params: float, ring: Ring) -> tuple[float, float]:
-        sharding = self._space.context.sharding
+    def _mode(self, mesh: Mesh, size: int, held: int, own: tuple[Piece, ...]) -> int | None:
+        span, degrees = (own[0][0], own[-1][1]), _degrees(mesh, own)
+        key = (mesh, size, held, span, degrees)
+        if key not in self._modes:
+            context = self._space.context
+            room = self._prices.capacity_bytes(mesh.group) * LENIENT
+            options = (mesh.option(size, recompute) for recompute in context.recomputes)
+            uses = (self._prices.memory(option, span, held, context.sharding, degrees) for option in options)
+            self._modes[key] = next((mode for mode, use in enumerate(uses) if use.total_bytes <= room), None)
+        return self._modes[key]
+
+    def _make_work(self, mesh: Mesh, size: int, mode: int, own: tuple[Piece, ...]) -> _StageWork:
+        context = self._space.context
+        option = mesh.option(size, context.recomputes[mode])
+        costs = self._prices.layers(option)
+        forward_s = backward_s = tail_s = 0.0
+        for number, (first, end, ring) in enumerate(own):
+            forward_l, backward_l = costs.forward_total_s[first:end], costs.backward_total_s[first:end]
+            if ring:
+                gather_l, reduce_l = (each[first:end] for each in self._gathers(option, ring))
+                beside = np.maximum if self._prices.calibration.overlap.gathers else np.add
+                forward_l = beside(forward_l, gather_l)
+                backward_l = beside(backward_l, gather_l + reduce_l)
+                tail_s = float(reduce_l[0]) if number == 0 else tail_s
+            forward_s += float(forward_l.sum())
+            backward_s += float(backward_l.sum())
+        span = slice(own[0][0], own[-1][1])
+        last_l = costs.weight_gradient_s if context.schedule == "zero-bubble" else costs.backward_total_s
+        return _StageWork(
+            forward_s=forward_s,
+            backward_s=backward_s,
+            weight_s=float(costs.weight_gradient_s[span].sum()),
+            tail_s=tail_s,
+            last_s=tuple(accumulate(last_l[span].tolist(), initial=0.0)),
+        )
+
+    def _gathers(self, option: StageOption, ring: Ring) -> tuple[Floats, Floats]:
+        """Return the least seconds to gather each layer's weights and to scatter its gradients."""
+        found = [self._prices.gathers_s(option, holders) for holders in self._packings(ring)]
+        gather_l = np.minimum.reduce([gather for gather, _ in found])
+        reduce_l = np.minimum.reduce([reduce for _, reduce in found])
+        return gather_l if self._space.context.sharding == "full" else 0.0 * gather_l, reduce_l
+
+    def _packings(self, ring: Ring) -> list[tuple[Holders, ...]]:
+        """Return the holders of a ring, for every number of them a node could take."""
         choices = []
-        for group, ranks, tp in ring:
+        for group, ranks, tp, _ in ring:
             per_node = -(-self._prices.cluster.group(group).devices_per_node // tp)
             packed = range(1, min(ranks, per_node) + 1)
             choices.append([Holders(group=group, num_ranks=ranks, ranks_per_node=near, tp=tp) for near in packed])
-        costs = [self._prices.sync(params, holders, sharding) for holders in product(*choices)]
-        reduce_s = min(cost.reduce_s for cost in costs) if sharding in ("none", "optimizer") else 0.0
-        return reduce_s, min(cost.gather_s for cost in costs) if sharding != "full" else 0.0
+        return list(product(*choices))
 
-    def _row_end_s(self, row: _Row, buckets: list[_Traffic]) -> float:
+    def _add_bucket(self, piece: Piece, parts: list[tuple[_Row, list[_StageWork], Finish, list[_Traffic]]]) -> None:
+        first, end, _ = piece
+        cost_s = self._sync_s(piece)
+        overlap = self._prices.calibration.overlap.gradients
+        earliest = ready = 0.0
+        for row, works, finish, _ in parts:
+            stage = row.stage_at(first)
+            work, start = works[stage], row.cut[stage]
+            complete = finish.gradients_s[stage]
+            through = complete - work.last_s[first - start]
+            ready = max(ready, through + (work.tail_s if first == start else 0.0))
+            own_s = work.last_s[end - start] - work.last_s[first - start]
+            earliest = max(earliest, through - own_s, complete - overlap * work.last_s[-1])
+        params = float(self._dense_l[first:end].sum())
+        lowest_s = cost_s[0] * float(self._dense_l[first]) / params if params else 0.0
+        for row, _, _, traffic in parts:
+            traffic[row.stage_at(first) % row.pp].add(earliest, ready, lowest_s, cost_s)
+
+    def _sync_s(self, piece: Piece) -> tuple[float, float]:
+        """Return the least seconds to reduce and to gather layers, however the ranks are packed into nodes."""
+        if piece not in self._syncs:
+            first, end, ring = piece
+            params = float(self._dense_l[first:end].sum())
+            sharding = self._space.context.sharding
+            alone = sum(ranks for _, ranks, _, _ in ring) == 1
+            packings = [] if alone or params <= 0 else self._packings(ring)
+            costs = [self._prices.sync(params, holders, sharding) for holders in packings]
+            reduce_s = min((cost.reduce_s for cost in costs), default=0.0)
+            gather_s = min((cost.gather_s for cost in costs), default=0.0)
+            self._syncs[piece] = (
+                reduce_s if sharding in ("none", "optimizer") else 0.0,
+                gather_s if sharding != "full" else 0.0,
+            )
+        return self._syncs[piece]
+
+    def _row_end_s(self, row: _Row, pieces: list[Piece], buckets: list[_Traffic]) -> float:
         ends_s = [traffic.end_s() for traffic in buckets]
         for table, head, params in self._ties:
             stages = [row.stage_at(layer) for layer in (table, head)]
@@ -198,7 +314,8 @@ class Floors:
                     ends_s[q] = end
         updates_s = [0.0] * row.pp
         for stage, (first, end_layer) in enumerate(pairwise(row.cut)):
-            updates_s[stage % row.pp] += self._update_s(row.mesh(stage), first, end_layer)
+            own = tuple(piece for piece in pieces if first <= piece[0] < end_layer)
+            updates_s[stage % row.pp] += self._update_s(row.mesh(stage), own)
         return max(
             end + update_s + traffic.gather_s for end, update_s, traffic in zip(ends_s, updates_s, buckets, strict=True)
         )
@@ -207,14 +324,30 @@ class Floors:
         holders = tuple(Holders(group=mesh.group, num_ranks=1, ranks_per_node=1, tp=mesh.tp) for mesh in meshes)
         return self._prices.sync(params, holders, "none").reduce_s
 
-    def _update_s(self, mesh: Mesh, first: int, end: int) -> float:
-        key = (mesh, first, end)
+    def _update_s(self, mesh: Mesh, own: tuple[Piece, ...]) -> float:
+        context, first, end = self._space.context, own[0][0], own[-1][1]
+        degrees = ShardDegrees() if context.sharding == "none" else _degrees(mesh, own)
+        key = (mesh, first, end, degrees)
         if key not in self._updates:
-            context = self._space.context
             costs = self._prices.layers(mesh.option(mesh.dp, context.recomputes[0]))
-            degrees = most_degrees(self._prices, mesh, context)
-            shared = context.sharding != "none"
             dense, expert = (float(each[first:end].sum()) for each in (costs.params, costs.expert_params))
-            params = dense / (degrees.dense if shared else 1) + expert / (degrees.expert if shared else 1)
-            self._updates[key] = self._prices.optimizer_s(mesh.group, params)
+            self._updates[key] = self._prices.optimizer_s(mesh.group, dense / degrees.dense + expert / degrees.expert)
         return self._updates[key]
+
+
+def _pieces(rows: list[_Row]) -> list[Piece]:
+    """Return the chain cut wherever some row cuts it, each piece with the ranks that hold it."""
+    found = []
+    for first, end in pairwise(sorted({layer for row in rows for layer in row.cut})):
+        meshes = [(row.mesh(row.stage_at(first)), row.copies) for row in rows]
+        ring = tuple((mesh.group, copies * mesh.dp * mesh.cp, mesh.tp, mesh.ep) for mesh, copies in meshes)
+        found.append((first, end, ring))
+    return found
+
+
+def _degrees(mesh: Mesh, own: tuple[Piece, ...]) -> ShardDegrees:
+    """Return over how many ranks a stage's states are shared out, as `plan.sync.shard_degrees` counts."""
+    equal = [[(ranks, ep) for _, ranks, tp, ep in ring if tp == mesh.tp] for _, _, ring in own]
+    dense = min(sum(ranks for ranks, _ in holders) for holders in equal)
+    expert = min(sum(ranks // ep for ranks, ep in holders if ep == mesh.ep) for holders in equal)
+    return ShardDegrees(dense=max(1, dense), expert=max(1, expert))
