@@ -33,9 +33,10 @@ from hetplan.search.exhaustive_price import Priced, Pricer, layout_of, objective
 from hetplan.search.exhaustive_space import Space, free_devices, spaces
 from hetplan.search.records import Candidate, SearchRequest
 
-PRICE_VISITS = 500
-FLOOR_VISITS = 200
-"""A price, and a bound for a whole set, count as so many visits of the budget; measured, rounded."""
+PRICE_VISITS = 3000
+WHOLE_FLOOR_VISITS = 400
+FLOOR_VISITS = 20
+"""A price, a bound for a whole set and one for its slowest replica count as so many visits; measured, rounded."""
 ROUNDS = tuple(0.002 * 4.0**k for k in range(7))
 """How far above the least possible value each round reaches, as a fraction of it; the last round has no limit."""
 SAME_VALUE = 1e-11
@@ -59,8 +60,8 @@ class Exhaustive:
 def exhaustive(prices: Prices, request: SearchRequest, incumbent: Candidate | None, budget: int) -> Exhaustive:
     """Return the best layout of the whole space, or what is known of it when `budget` visits do not suffice.
 
-    A visit is a replica shape with a cut; other work counts in proportion to its time. The count of shapes comes
-    first, so an instance that is too large is noticed at once.
+    A visit stands for about a microsecond of work, counted, not timed. Shapes and cuts are counted before anything is
+    priced, so an instance that is too large is noticed at once.
     """
     found = _Found(request, incumbent)
     pricer = Pricer(prices, request)
@@ -172,7 +173,7 @@ class _Rounds:
         while heap and heap[0].floor < found.best * (1 - SAME_VALUE):
             one = heappop(heap)
             if one.refined < 2:
-                self._budget.spend(FLOOR_VISITS if one.refined else 1)
+                self._budget.spend(WHOLE_FLOOR_VISITS if one.refined else FLOOR_VISITS)
                 heappush(heap, self._refined(one))
                 continue
             self._budget.spend(PRICE_VISITS)

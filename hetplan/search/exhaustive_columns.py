@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.costs.records import Floats
 from hetplan.search.exhaustive_shapes import Context, CountClass, Flags, Ints, Mesh, Shape
@@ -39,8 +40,8 @@ class Columns:
     end_m: Ints
     used: Ints
     """Devices of each group, (columns, G)."""
-    cuts: Ints
-    modes: Ints
+    cuts: npt.NDArray[np.int16]
+    modes: npt.NDArray[np.int8]
     head_s: Floats
     slope_s: Floats
     """Rows of the bound, those of the ranks first."""
@@ -184,8 +185,8 @@ def _columns(
         first_m=np.full(len(shape), times.first_m),
         end_m=times.end_m[keep],
         used=batch.used()[shape],
-        cuts=cuts,
-        modes=times.mode[keep],
+        cuts=cuts.astype(np.int16),
+        modes=times.mode[keep].astype(np.int8),
         head_s=np.concatenate([head for head, _ in rows], axis=1),
         slope_s=np.maximum(np.concatenate([slope for _, slope in rows], axis=1), LEAST_SLOPE_S),
         forward_s=work.forward_s,

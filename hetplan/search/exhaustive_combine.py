@@ -31,12 +31,12 @@ class BudgetSpentError(Exception):
     """Control flow inside the exact search: there is more to visit than the budget allows."""
 
 
-NODE_VISITS = 10
-"""A node of the walk counts as so many visits; a column or a set of replicas found counts one."""
+NODE_VISITS = 50
+"""A node of the walk counts as so many visits; a set of replicas found counts one."""
 
 
 class Budget:
-    """Visits left; the one counter of the exact search."""
+    """Visits left; the one counter of the exact search. A visit stands for about a microsecond."""
 
     def __init__(self, *, left: int) -> None:
         self.left = left

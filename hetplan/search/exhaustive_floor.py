@@ -136,7 +136,8 @@ class Floors:
         )
         schedule = self._space.context.schedule
         finish = pipeline_finish(schedule, row.pp, row.num_microbatches, row.shape.vpp, durations)
-        ends_s = [end + after for end, after in zip(finish.gradients_s, columns.after_s[index].tolist(), strict=False)]
+        after_s: list[float] = columns.after_s[index, :count].tolist()
+        ends_s = [end + after for end, after in zip(finish.gradients_s, after_s, strict=True)]
         return max(*ends_s, *finish.rank_s)
 
     def step_s(self, combination: Combination) -> float:

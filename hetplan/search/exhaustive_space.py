@@ -7,7 +7,7 @@ of degrees. Within a pool any columns may be combined.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import product
 
@@ -32,6 +32,9 @@ from hetplan.search.exhaustive_table import is_shared, stage_table
 from hetplan.specs.workload import RECOMPUTES, SHARDINGS
 
 Degrees = tuple[int, int, int, int]
+SHAPE_VISITS = 10
+COLUMN_VISITS = 5
+"""A shape, and a cut of it, count as so many visits of the budget."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +92,7 @@ def _degrees(prices: Prices, limits: Limits, most: int) -> Iterator[tuple[int, i
 
 
 def spaces(prices: Prices, limits: Limits, budget: Budget) -> list[Space]:
-    """Return all pools of the space.
+    """Return all pools of the space; all shapes are counted before any is priced.
 
     Raises:
         BudgetSpentError: there are more columns than the budget allows.
@@ -97,12 +100,9 @@ def spaces(prices: Prices, limits: Limits, budget: Budget) -> list[Space]:
     free = free_devices(prices, limits)
     budget.spend(math.prod(count + 1 for count in free.values()) ** 2 // 10)
     meshes = mesh_options(prices, limits)
-    found = []
-    for context, chosen in _contexts(limits, meshes):
-        space = _space(prices, limits, budget, (context, chosen))
-        if space is not None:
-            found.append(space)
-    return found
+    lister = _Lister(prices, limits, budget)
+    listed = [lister.shapes(context, chosen) for context, chosen in _contexts(limits, meshes)]
+    return [space for batches in listed if (space := _space(prices, limits, batches)) is not None]
 
 
 def _contexts(limits: Limits, meshes: Sequence[Mesh]) -> Iterator[tuple[Context, tuple[Mesh, ...]]]:
@@ -123,37 +123,101 @@ def _degrees_of(mesh: Mesh) -> Degrees:
     return mesh.tp, mesh.cp, mesh.dp, mesh.ep
 
 
-def _space(prices: Prices, limits: Limits, budget: Budget, part: tuple[Context, tuple[Mesh, ...]]) -> Space | None:
-    context, meshes = part
-    free = free_devices(prices, limits)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Listed:
+    """The shapes of one context for one microbatch size, by (stages, virtual stages a mesh)."""
+
+    context: Context
+    size: int
+    counts: range
+    meshes: tuple[Mesh, ...]
+    shapes: Mapping[tuple[int, int], Sequence[Shape]]
+
+
+class _Lister:
+    """Lists shapes and counts their cuts against the budget."""
+
+    def __init__(self, prices: Prices, limits: Limits, budget: Budget) -> None:
+        self._batch = prices.workload.global_batch
+        self._num_layers = len(prices.model.chain)
+        self._limits = limits
+        self._budget = budget
+        self._free = free_devices(prices, limits)
+        self._sequences: dict[tuple[Mesh, ...], list[tuple[Mesh, ...]]] = {}
+
+    def shapes(self, context: Context, meshes: Sequence[Mesh]) -> list[_Listed]:
+        """Return the shapes of a context for every microbatch size.
+
+        Raises:
+            BudgetSpentError: there are more than the budget allows.
+        """
+        found = []
+        for size in microbatch_sizes(self._limits, self._batch):
+            usable = tuple(mesh for mesh in meshes if size % mesh.dp == 0)
+            counts = _counts(self._batch, size, context)
+            if counts:
+                by_length = self._by_length(context, usable)
+                found.append(_Listed(context=context, size=size, counts=counts, meshes=usable, shapes=by_length))
+        return found
+
+    def _by_length(self, context: Context, meshes: tuple[Mesh, ...]) -> dict[tuple[int, int], list[Shape]]:
+        """Return the shapes by (stages, virtual stages a mesh), those with fewer first.
+
+        Several replicas leave devices for each other; a replica alone that shares nothing is the same plan under every
+        sharding, and is listed under the first.
+        """
+        everyone = sum(self._free.values())
+        shapes: dict[tuple[int, int], list[Shape]] = {}
+        for sequence in self._sequences_of(meshes):
+            pp = len(sequence)
+            if self._limits.pp is not None and pp not in self._limits.pp:
+                continue
+            if context.alone and not context.first and not any(is_shared(mesh, context) for mesh in sequence):
+                continue
+            if not context.alone and sum(mesh.size for mesh in sequence) == everyone:
+                continue
+            most_vpp = self._num_layers // pp if context.schedule == "interleaved" else 1
+            for vpp in range(1, most_vpp + 1):
+                self._budget.spend(COLUMN_VISITS * math.comb(self._num_layers - 1, pp * vpp - 1))
+                shapes.setdefault((pp, vpp), []).append(Shape(meshes=sequence, vpp=vpp))
+        return dict(sorted(shapes.items()))
+
+    def _sequences_of(self, meshes: tuple[Mesh, ...]) -> list[tuple[Mesh, ...]]:
+        if meshes not in self._sequences:
+            longest = min(self._num_layers, max(self._limits.pp) if self._limits.pp is not None else self._num_layers)
+            self._sequences[meshes] = []
+            for sequence in mesh_sequences(meshes, self._free, longest):
+                self._budget.spend(SHAPE_VISITS + COLUMN_VISITS * math.comb(self._num_layers - 1, len(sequence) - 1))
+                self._sequences[meshes].append(sequence)
+        return self._sequences[meshes]
+
+
+def _space(prices: Prices, limits: Limits, listed: Sequence[_Listed]) -> Space | None:
+    groups = tuple(free_devices(prices, limits))
     shapes: list[Shape] = []
     parts: list[Columns] = []
     joules: list[Floats] = []
-    for size in microbatch_sizes(limits, prices.workload.global_batch):
-        usable = tuple(mesh for mesh in meshes if size % mesh.dp == 0)
-        counts = _counts(prices.workload.global_batch, size, context)
-        if not counts:
-            continue
-        by_length = _shapes_by_length(prices, limits, context, (usable, free, budget))
-        classes = {key: count_classes(context.schedule, *key, counts) for key in by_length}
-        held = sorted({count for some in classes.values() for one in some for count in one.held})
+    for one in listed:
+        classes = {key: count_classes(one.context.schedule, *key, one.counts) for key in one.shapes}
+        held = sorted({count for some in classes.values() for each in some for count in each.held})
         if not held:
             continue
-        table = stage_table(prices, usable, size, context, held)
-        for key, equal in by_length.items():
+        table = stage_table(prices, one.meshes, one.size, one.context, held)
+        for key, equal in one.shapes.items():
             batch = ShapeBatch(
                 shapes=tuple(equal),
                 first_shape=len(shapes),
                 cuts=chain_cuts(prices, key[0] * key[1], limits),
-                groups=tuple(free),
-                meshes=usable,
+                groups=groups,
+                meshes=one.meshes,
             )
-            columns = batch_columns(batch, size, table, classes[key], context)
+            columns = batch_columns(batch, one.size, table, classes[key], one.context)
             shapes.extend(equal)
             parts.append(columns)
             joules.append(_joules(prices, batch, columns))
     if not parts:
         return None
+    context = listed[0].context
     pool = _pool(prices, limits, concatenate(parts), shapes, alone=context.alone)
     return Space(context=context, shapes=tuple(shapes), pool=pool, joules=np.concatenate(joules))
 
@@ -163,34 +227,6 @@ def _counts(batch: int, size: int, context: Context) -> range:
     if context.alone:
         return range(batch // size, batch // size + 1) if batch % size == 0 else range(0)
     return range(1, (batch - 1) // size + 1)
-
-
-def _shapes_by_length(
-    prices: Prices, limits: Limits, context: Context, part: tuple[tuple[Mesh, ...], dict[str, int], Budget]
-) -> dict[tuple[int, int], list[Shape]]:
-    """Return the shapes by (stages, virtual stages a mesh), those with fewer first.
-
-    Several replicas leave devices for each other; a replica alone that shares nothing is the same plan under every
-    sharding, and is listed under the first.
-    """
-    meshes, free, budget = part
-    num_layers = len(prices.model.chain)
-    longest = min(num_layers, max(limits.pp) if limits.pp is not None else num_layers)
-    shapes: dict[tuple[int, int], list[Shape]] = {}
-    for sequence in mesh_sequences(meshes, free, longest):
-        pp = len(sequence)
-        budget.spend(1)
-        if limits.pp is not None and pp not in limits.pp:
-            continue
-        if context.alone and not context.first and not any(is_shared(mesh, context) for mesh in sequence):
-            continue
-        if not context.alone and sum(mesh.size for mesh in sequence) == sum(free.values()):
-            continue
-        most_vpp = num_layers // pp if context.schedule == "interleaved" else 1
-        for vpp in range(1, most_vpp + 1):
-            budget.spend(math.comb(num_layers - 1, pp * vpp - 1))
-            shapes.setdefault((pp, vpp), []).append(Shape(meshes=sequence, vpp=vpp))
-    return dict(sorted(shapes.items()))
 
 
 def _joules(prices: Prices, batch: ShapeBatch, columns: Columns) -> Floats:
