@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import hetplan
-from hetplan.cli import catalog, check, env, estimate, search
+from hetplan.cli import catalog, check, env, estimate, explain, search, simulate
 from hetplan.cli.output import complain, remark, show
 from hetplan.errors import HetplanError
 
@@ -28,7 +28,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (search.search, estimate.estimate, check.check, catalog.catalog, env.env):
+for command in (
+    search.search,
+    estimate.estimate,
+    explain.explain,
+    check.check,
+    simulate.simulate,
+    catalog.catalog,
+    env.env,
+):
     app.command()(command)
 
 

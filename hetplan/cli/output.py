@@ -27,7 +27,12 @@ def show(text: str) -> None:
 
 def show_json(document: Mapping[str, Any]) -> None:
     """Write one JSON document to stdout."""
-    show(json.dumps(document, indent=2, allow_nan=False))
+    show(json_text(document, indent=2))
+
+
+def json_text(document: Mapping[str, Any], *, indent: int | None = None) -> str:
+    """Return a document as strict JSON: no NaN, no infinity."""
+    return json.dumps(document, indent=indent, allow_nan=False)
 
 
 def remark(text: str) -> None:

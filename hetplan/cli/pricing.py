@@ -9,6 +9,7 @@ from hetplan.errors import CheckFailedError, HetplanError, InfeasibleError, Usag
 
 if TYPE_CHECKING:
     from hetplan.cli.inputs import Job, SavedPlan
+    from hetplan.costs.prices import Prices
     from hetplan.plan.check import Violation
     from hetplan.plan.layouts import Grid
     from hetplan.plan.records import Estimate, Layout, Proof
@@ -19,6 +20,7 @@ class Priced:
     """A layout, what it costs, and the rules it breaks."""
 
     job: Job
+    prices: Prices
     layout: Layout
     estimate: Estimate | None
     """None: a rule it breaks makes it senseless to price."""
@@ -26,6 +28,25 @@ class Priced:
     proof: Proof | None
     failure: type[HetplanError]
     """What it is to break a rule that is not about memory."""
+
+    @property
+    def sound_estimate(self) -> Estimate:
+        """What the layout costs.
+
+        Raises:
+            HetplanError: it breaks a rule that makes it senseless to price.
+        """
+        if self.estimate is None:
+            raise self.broken
+        return self.estimate
+
+    @property
+    def broken(self) -> HetplanError:
+        """The error that names the rules that are broken."""
+        about_memory = all(violation.rule == "memory" for violation in self.violations)
+        error = InfeasibleError if about_memory and self.failure is UsageError else self.failure
+        more = f" (and {len(self.violations) - 1} more)" if len(self.violations) > 1 else ""
+        return error(f"{self.violations[0]}{more}")
 
 
 def priced_grid(job: Job, grid: Grid) -> Priced:
@@ -46,6 +67,7 @@ def priced_grid(job: Job, grid: Grid) -> Priced:
     priceable = not any(violation.unpriceable for violation in violations)
     return Priced(
         job=job,
+        prices=prices,
         layout=layout,
         estimate=estimate(layout, prices) if priceable else None,
         violations=violations,
@@ -70,6 +92,7 @@ def priced_plan(saved: SavedPlan) -> Priced:
     unchanged = cost is not None and cost.step_s == plan.estimate.step_s
     return Priced(
         job=job,
+        prices=prices,
         layout=plan.layout,
         estimate=cost,
         violations=violations,
@@ -103,6 +126,4 @@ def show_priced(priced: Priced, *, as_json: bool, full: bool) -> None:
         else:
             show(estimate_text(priced.layout, cost, priced.proof, job.setting, full=full))
     if violations:
-        error = InfeasibleError if about_memory and priced.failure is UsageError else priced.failure
-        more = f" (and {len(violations) - 1} more)" if len(violations) > 1 else ""
-        raise error(f"{violations[0]}{more}")
+        raise priced.broken

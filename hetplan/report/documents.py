@@ -12,6 +12,7 @@ from typing import Any
 from hetplan.plan.records import Estimate, Proof
 from hetplan.report.estimates import memory_parts, time_parts
 from hetplan.search.records import Alternative, Candidate, SearchResult
+from hetplan.simulate.records import Timeline
 
 Document = dict[str, Any]
 
@@ -89,6 +90,18 @@ def _candidate(candidate: Candidate) -> Document:
         "usd_per_step": estimate.usd_per_step,
         "joules_per_step": estimate.joules_per_step,
         "num_devices": candidate.layout.num_devices,
+    }
+
+
+def timeline_document(timeline: Timeline) -> Document:
+    """Return what a simulation found; the timeline itself is the trace's."""
+    return {
+        "step_s": timeline.step_s,
+        "estimated_s": timeline.estimated_s,
+        "replica_s": list(timeline.replica_s),
+        "waited_s": dict(timeline.waited_s),
+        "copies": [{"simulated": simulated, "all": total} for simulated, total in timeline.copies],
+        "notes": list(timeline.notes),
     }
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from hetplan.plan.records import Estimate, Layout, Replica
-from hetplan.report.estimates import PART_WORDS, origin_notes, summary, time_parts, time_table
+from hetplan.report.estimates import origin_notes, summary, time_table
 from hetplan.report.layouts import Setting, count_text, headline, layout_table
 from hetplan.report.tables import bullets, join_sections, percent, section, table
+from hetplan.search.explain import why_lost
 from hetplan.search.records import Candidate, SearchResult
 from hetplan.units import format_count, format_seconds, format_usd
 
@@ -61,7 +62,7 @@ def _speed_cells(estimate: Estimate, best: Estimate) -> tuple[str, str, str, str
 
 def runner_up_notes(best: Candidate, others: Sequence[Candidate]) -> list[str]:
     """Return one sentence for each runner-up: what it is and why it lost."""
-    return [f"{layout_words(other.layout)}: {why_it_lost(best.estimate, other.estimate)}" for other in others]
+    return [f"{layout_words(other.layout)}: {why_lost(best.estimate, other.estimate)}" for other in others]
 
 
 def layout_words(layout: Layout) -> str:
@@ -92,18 +93,6 @@ def _folded(stages: Sequence[str]) -> str:
         else:
             runs.append((text, 1))
     return " -> ".join(text if count == 1 else f"{count} x {text}" for text, count in runs)
-
-
-def why_it_lost(best: Estimate, other: Estimate) -> str:
-    """Return by how much `other` is slower and which parts of the step grew."""
-    slower = other.step_s / best.step_s - 1.0
-    if slower <= 0:
-        return "as fast, but less simple" if slower > -1e-6 else f"{percent(-slower)} faster, but less simple"
-    before = dict(time_parts(best.parts))
-    grown = [(seconds - before[name], name) for name, seconds in time_parts(other.parts) if seconds > before[name]]
-    worst = sorted(grown, reverse=True)[:2]
-    parts = ", ".join(f"{PART_WORDS[name]} +{format_seconds(more)}" for more, name in worst)
-    return f"{percent(slower)} slower ({parts})"
 
 
 def _notes(result: SearchResult, *, full: bool) -> list[str]:

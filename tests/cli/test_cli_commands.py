@@ -263,6 +263,47 @@ def test_a_defect_is_called_one(hetplan: Hetplan, monkeypatch: pytest.MonkeyPatc
     assert "internal error (ZeroDivisionError: division by zero)" in one_line(answer)
 
 
+def test_a_simulation_without_contention_is_the_estimate(hetplan: Hetplan, searched: Answer, tmp_path: Path) -> None:
+    answer = hetplan("simulate", "plan.yaml", "--no-contention", "--json", "-o", "trace.json")
+    assert (answer.code, answer.err) == (0, "")
+    document = json.loads(answer.out)
+    assert document["step_s"] == document["estimated_s"] == json.loads(searched.out)["step_s"]
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    last_us = max(event["ts"] + event["dur"] for event in events if event["ph"] == "X")
+    assert last_us == pytest.approx(1e6 * document["step_s"])
+
+
+def test_jitter_delays_and_repeats(hetplan: Hetplan, searched: Answer) -> None:
+    first, second, other = (
+        json.loads(hetplan("simulate", "plan.yaml", "--jitter", "0.3", "--seed", seed, "--json").out)["step_s"]
+        for seed in ("1", "1", "2")
+    )
+    assert first == second != other
+    assert min(first, other) > json.loads(searched.out)["step_s"]
+
+
+def test_an_explanation_draws_the_pipeline_and_names_what_binds(hetplan: Hetplan, searched: Answer) -> None:
+    answer = hetplan("explain", "plan.yaml")
+    assert (answer.code, answer.err) == (0, "")
+    for title in ("Where time goes", "Where memory goes", "What binds", "One more node", "A0 |"):
+        assert title in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    document = json.loads(hetplan("explain", "plan.yaml", "--no-replan", "--json").out)
+    assert sum(part["seconds"] for part in document["time"]) == pytest.approx(document["step_s"])
+    assert document["one_more_node"] == []
+
+
+@pytest.mark.parametrize("command", ["explain", "simulate", "estimate"])
+def test_a_plan_that_cannot_be_priced_fails_with_4(
+    hetplan: Hetplan, searched: Answer, tmp_path: Path, command: str
+) -> None:
+    plan = tmp_path / "plan.yaml"
+    plan.write_text(re.sub(r"group: \w+", "group: gone", plan.read_text()))
+    answer = hetplan(command, "plan.yaml")
+    assert (answer.code, answer.out) == (4, "")
+    assert "gone" in one_line(answer)
+
+
 def test_catalog_shows_every_shelf(hetplan: Hetplan) -> None:
     assert "A100-SXM4-80GB" in hetplan("catalog", "devices").out
     assert "infiniband" in hetplan("catalog", "networks").out

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from report_samples import CLUSTER, ESTIMATE, LAYOUT, RESULT, SETTING, SLOWER, group, stage
+from report_samples import CLUSTER, ESTIMATE, LAYOUT, RESULT, SETTING, group, stage
 
 from hetplan.plan.records import Layout
 from hetplan.report.documents import search_document
@@ -16,7 +16,7 @@ from hetplan.report.estimates import memory_table, time_table
 from hetplan.report.gantt import Bar, Row, gantt
 from hetplan.report.layouts import layout_table, replica_text, shape_name
 from hetplan.report.nodes import node_names, nodes_of
-from hetplan.report.searches import comparison_table, layout_words, search_text, why_it_lost
+from hetplan.report.searches import comparison_table, layout_words, search_text
 from hetplan.report.tables import bar, percent, table
 
 
@@ -101,11 +101,6 @@ def test_parts_of_a_step_that_take_no_time_are_not_shown() -> None:
     assert "context parallel" not in text
     assert "bubble" in text
     assert "gradients, hidden" in text
-
-
-def test_the_reason_a_runner_up_lost_names_what_grew_most() -> None:
-    assert why_it_lost(ESTIMATE, SLOWER) == "10 % slower (bubble +150 ms, tensor parallel (tp) +50 ms)"
-    assert why_it_lost(SLOWER, ESTIMATE).endswith("faster, but less simple")
 
 
 def test_comparison_says_why_something_does_not_fit() -> None:
