@@ -95,6 +95,8 @@ class Holders:
     num_ranks: int
     ranks_per_node: int
     tp: int
+    rings_per_node: int = 0
+    """Rings of all stages that leave such a node at once and share its NICs, this holder's included; 0: its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

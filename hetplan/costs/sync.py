@@ -4,8 +4,8 @@ All holders form one ring. It goes through the devices of a node, then through t
 next group, so that it crosses between two groups once each way; which groups follow each other is the tree of links
 whose slowest is fastest (groups that share hosts may meet on PCIe there). The slowest link on the way sets the pace
 for the whole ring: a ring over InfiniBand and RoCE nodes runs at the rate of the Ethernet they share. A holder with
-tensor parallelism `tp` takes part with `1 / tp` of the layer and its node's NICs are divided among its `tp` slices;
-where degrees differ, the holder that takes longest for its slice decides.
+tensor parallelism `tp` takes part with `1 / tp` of the layer, and its node's NICs are divided among its `tp` slices
+and those of other stages on the node; where degrees differ, the holder that takes longest for its slice decides.
 """
 
 from __future__ import annotations
@@ -148,11 +148,10 @@ def _crossed(part: _Part, bridges: list[tuple[str, str, Link]]) -> list[Link]:
 def _s_per_byte(holder: Holders, part: _Part, crossed: list[Link], *, expert: bool) -> float:
     """Return the seconds a byte of the whole layer takes past the slowest link one holder sees."""
     group = part.group
-    domain = group.devices_per_node * group.domain_nodes
-    ranks = _per_domain(holder, group)
-    rings = max(1, min(holder.tp, domain))
+    ranks = max(1, min(holder.num_ranks, holder.ranks_per_node))
+    rings = max(1, min(holder.tp, group.devices_per_node), holder.rings_per_node)
     if expert:
-        rings = max(rings, domain // ranks)
+        rings = max(rings, group.devices_per_node // ranks)
     rates = [crossing_bytes_per_s(link, group, rings=rings, ranks=ranks) for link in crossed]
     if part.inside is not None:
         rates.append(part.inside.bandwidth_bytes_per_s)

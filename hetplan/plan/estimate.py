@@ -17,7 +17,7 @@ import numpy as np
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import StageOption
 from hetplan.plan.memory import mesh_memory
-from hetplan.plan.placement import Indices, is_placed, mesh_devices, most_on_a_node, place, places_of, same_domain
+from hetplan.plan.placement import Indices, is_placed, mesh_devices, node_shares, place, places_of, same_domain
 from hetplan.plan.records import Estimate, Layout, Replica, StageEstimate, TimeParts
 from hetplan.plan.stages import HeldRun, StageWork, boundary_seconds, option_of, sharded_work, stage_work
 from hetplan.plan.sync import Ending, Mesh, StepEnd, ending, finish_step, held_runs
@@ -86,14 +86,14 @@ def work_of(layout: Layout, prices: Prices) -> Work:
     placed = layout if is_placed(layout) else place(layout, prices.cluster)
     places = places_of(prices)
     domains: list[list[Indices]] = []
-    near: dict[Mesh, int] = {}
+    nodes: dict[Mesh, Indices] = {}
     for row, replica in enumerate(placed.replicas):
         domains.append([])
         for q, stage in enumerate(replica.stages[: replica.pp]):
             devices_cd = mesh_devices(stage, replica.copies)
             domains[row].append(places[stage.group].domain_d[devices_cd])
-            near[row, q] = max(1, -(-most_on_a_node(places[stage.group].node_d[devices_cd]) // stage.tp))
-    runs = held_runs(placed, near)
+            nodes[row, q] = places[stage.group].node_d[devices_cd]
+    runs = held_runs(placed, node_shares(placed, nodes))
     options = [tuple(option_of(stage, replica) for stage in replica.stages) for replica in placed.replicas]
     rows = []
     for row, replica in enumerate(placed.replicas):

@@ -11,7 +11,7 @@ Suffixes of arrays: `_d` one entry a usable device of a group, `_cd` copies x de
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
@@ -252,7 +252,31 @@ def same_domain(first_cd: Indices, second_cd: Indices) -> npt.NDArray[np.bool_]:
     return np.asarray(low == high)
 
 
-def most_on_a_node(node_cd: Indices) -> int:
-    """Return the most devices of a stage's copies that one node holds."""
-    flat = node_cd.ravel()
-    return int(np.bincount(flat - flat.min()).max())
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeShare:
+    """How a stage's copies share nodes with each other and with other stages."""
+
+    ranks_per_node: int
+    """Most data-parallel ranks of one tp slice on a node."""
+    rings_per_node: int
+    """Most rings that may leave such a node at once: one a tp slice of every stage of a row there.
+
+    Stages of other rows that hold the same layers are in the same rings; the row with most rings counts.
+    """
+
+
+def node_shares(layout: Layout, nodes: Mapping[tuple[int, int], Indices]) -> dict[tuple[int, int], NodeShare]:
+    """Return the share of each (row, physical stage), given the node of each device of its copies."""
+    num_nodes = max(int(node_cd.max()) for node_cd in nodes.values()) + 1
+    counts = {mesh: np.bincount(node_cd.ravel(), minlength=num_nodes) for mesh, node_cd in nodes.items()}
+    rings_n = np.zeros(num_nodes, dtype=np.int64)
+    for row, replica in enumerate(layout.replicas):
+        slices = [np.minimum(counts[row, q], replica.stages[q].tp) for q in range(replica.pp)]
+        rings_n = np.maximum(rings_n, np.sum(slices, axis=0))
+    return {
+        (row, q): NodeShare(
+            ranks_per_node=max(1, -(-int(count_n.max()) // layout.replicas[row].stages[q].tp)),
+            rings_per_node=int(rings_n[count_n > 0].max()),
+        )
+        for (row, q), count_n in counts.items()
+    }

@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import Holders, ShardDegrees, StageOption, SyncCost
+from hetplan.plan.placement import NodeShare
 from hetplan.plan.records import Layout
 from hetplan.plan.stages import (
     BACKWARD,
@@ -108,7 +109,7 @@ class StepEnd:
     events: tuple[Event, ...]
 
 
-def held_runs(layout: Layout, ranks_per_node: Mapping[Mesh, int]) -> tuple[HeldRun, ...]:
+def held_runs(layout: Layout, shares: Mapping[Mesh, NodeShare]) -> tuple[HeldRun, ...]:
     """Return the chain cut wherever some row's stages change, each run with its holders."""
     cuts = sorted({layer for row in layout.replicas for s in row.stages for layer in (s.first_layer, s.end_layer)})
     runs: list[HeldRun] = []
@@ -116,13 +117,14 @@ def held_runs(layout: Layout, ranks_per_node: Mapping[Mesh, int]) -> tuple[HeldR
         holders = []
         for row, v in stages_over(layout, first):
             replica = layout.replicas[row]
-            stage = replica.stages[v]
+            stage, share = replica.stages[v], shares[row, v % replica.pp]
             holders.append(
                 Holders(
                     group=stage.group,
                     num_ranks=replica.copies * stage.dp * stage.cp,
-                    ranks_per_node=ranks_per_node[row, v % replica.pp],
+                    ranks_per_node=share.ranks_per_node,
                     tp=stage.tp,
+                    rings_per_node=share.rings_per_node,
                 )
             )
         runs.append(HeldRun(first_layer=first, end_layer=end, holders=tuple(holders)))
@@ -231,6 +233,7 @@ def _expert_holders(holders: Holders, ep: int) -> Holders:
         num_ranks=max(1, holders.num_ranks // ep),
         ranks_per_node=max(1, holders.ranks_per_node // ep),
         tp=holders.tp,
+        rings_per_node=holders.rings_per_node,
     )
 
 

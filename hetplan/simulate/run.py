@@ -50,7 +50,7 @@ def simulate(layout: Layout, prices: Prices, conditions: Conditions | None = Non
         replica_s=tuple(finish.pipeline_s for finish in finishes),
         lanes=tuple(lane for pipeline in pipelines for lane in pipeline.lanes()),
         events=end.events,
-        waited_s=dict(servers.waited_s),
+        waited_s={name: wait for name, wait in servers.waited_s.items() if wait > 1e-9 * end.step_s},
         copies=tuple((len(chosen), row.replica.copies) for chosen, row in zip(copies, work.rows, strict=True)),
     )
 

@@ -1,11 +1,21 @@
+from dataclasses import replace
+
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from plan.fake_prices import cluster, group
 
 from hetplan.errors import UsageError
-from hetplan.plan.placement import cluster_places, device_ranges, mesh_devices, place, same_domain
+from hetplan.plan.placement import (
+    NodeShare,
+    cluster_places,
+    device_ranges,
+    mesh_devices,
+    node_shares,
+    place,
+    same_domain,
+)
 from hetplan.plan.records import Layout, Replica, Stage
 
 
@@ -54,8 +64,6 @@ def test_a_domain_may_span_nodes_and_two_groups_may_share_a_host():
     box = cluster(group("a", nodes=1, per_node=2), group("b", nodes=1, per_node=2))
     shared = cluster(box.groups[0], group("b", per_node=2, nodes=1))
     assert cluster_places(shared)["a"].domain_d[0] != cluster_places(shared)["b"].domain_d[0]
-    from dataclasses import replace
-
     one_host = cluster(box.groups[0], replace(box.groups[1], nodes=box.groups[0].nodes))
     places = cluster_places(one_host)
     assert places["a"].domain_d[0] == places["b"].domain_d[0]
@@ -88,8 +96,7 @@ def test_a_placed_layout_comes_back_as_it_is():
 def test_every_device_is_used_at_most_once(rows, order, per_node):
     machines = cluster(group("a", nodes=16, per_node=per_node), group("b", nodes=16, per_node=per_node))
     layout = Layout(replicas=tuple(row(s, copies=c, names=["a", "b", "a"][: len(s)]) for s, c in rows))
-    if layout.replicas and layout.num_devices > 100:
-        return
+    assume(layout.num_devices <= 16 * per_node)
     used = {"a": [], "b": []}
     for replica in place(layout, machines, order).replicas:
         for stage in replica.stages:
@@ -100,3 +107,24 @@ def test_every_device_is_used_at_most_once(rows, order, per_node):
     for indices in used.values():
         assert len(set(indices)) == len(indices)
         assert all(0 <= i < 16 * per_node for i in indices)
+
+
+def test_stages_on_one_node_share_its_nics():
+    machines = cluster(group("a", nodes=2, per_node=4))
+    layout = Layout(replicas=(row([1, 2], copies=2), row([1], copies=1)))
+
+    def shares(order):
+        placed = place(layout, machines, order)
+        nodes = {
+            (r, q): cluster_places(machines)[stage.group].node_d[mesh_devices(stage, replica.copies)]
+            for r, replica in enumerate(placed.replicas)
+            for q, stage in enumerate(replica.stages)
+        }
+        return node_shares(placed, nodes)
+
+    near = shares("stages")
+    assert near[0, 1] == NodeShare(ranks_per_node=2, rings_per_node=2)
+    assert near[0, 0] == NodeShare(ranks_per_node=2, rings_per_node=1)
+    mixed = shares("pipelines")
+    assert mixed[0, 0] == NodeShare(ranks_per_node=1, rings_per_node=3)
+    assert mixed[0, 1] == NodeShare(ranks_per_node=1, rings_per_node=3)
