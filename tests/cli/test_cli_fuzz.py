@@ -13,7 +13,7 @@ from mutations import mutated
 from hetplan.cli.main import run
 
 ROOT = Path(__file__).parents[2]
-SEEDS_A_FILE = int(os.environ.get("HETPLAN_FUZZ_SEEDS", "250"))
+SEEDS_A_FILE = int(os.environ.get("HETPLAN_FUZZ_SEEDS", "100"))
 PLACES = ("--global-batch", "8", "--seq-len", "128")
 MOST_S = 2.0
 ELSEWHERE = re.compile(r"^error: /\S*:\d+:\d+: |no such file or directory$|in a workload file or --")

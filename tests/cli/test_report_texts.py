@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -134,6 +136,13 @@ def test_search_document_is_json_and_carries_the_promised_keys() -> None:
     assert document["bound_s"] == 1.99
     assert document["gap"] == pytest.approx(0.005)
     assert len(document["peak_bytes"]) == 2
+
+
+def test_every_key_of_a_document_is_described_in_the_readme() -> None:
+    table_of_keys = (Path(__file__).parents[2] / "README.md").read_text().split("### JSON")[1].split("## Files")[0]
+    described = set(re.findall(r"`(\w+)`", table_of_keys))
+    document = search_document(RESULT, {})
+    assert document.keys() | document["stages"][0].keys() | document["time_parts_s"].keys() <= described
 
 
 def test_another_objective_has_no_bound_in_seconds() -> None:
