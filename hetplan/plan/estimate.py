@@ -22,6 +22,7 @@ from hetplan.plan.records import Estimate, Layout, Replica, StageEstimate, TimeP
 from hetplan.plan.stages import HeldRun, StageWork, boundary_seconds, option_of, sharded_work, stage_work
 from hetplan.plan.sync import Ending, Mesh, StepEnd, ending, finish_step, held_runs
 from hetplan.plan.timing import Durations, Finish, pipeline_finish
+from hetplan.plan.traffic import traffic_usd
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,8 @@ class Work:
     layout: Layout
     rows: tuple[RowWork, ...]
     ending: Ending
+    traffic_usd: float
+    """Price of what a step moves over paid networks."""
 
 
 def estimate(layout: Layout, prices: Prices) -> Estimate:
@@ -73,7 +76,7 @@ def estimate(layout: Layout, prices: Prices) -> Estimate:
         dp_overlapped_s=overlapped_s,
         tokens_per_s=samples * prices.workload.seq_len / end.step_s,
         mfu=prices.model_flop() * samples / (end.step_s * flop_per_s),
-        usd_per_step=_usd(used, prices, end.step_s),
+        usd_per_step=_usd(used, prices, end.step_s, work.traffic_usd),
         joules_per_step=_joules(stages, work, prices, end.step_s),
         stages=stages,
         relative_error=prices.calibration.relative_error,
@@ -85,22 +88,23 @@ def work_of(layout: Layout, prices: Prices) -> Work:
     """Return a layout in the cost model's numbers."""
     placed = layout if is_placed(layout) else place(layout, prices.cluster)
     places = places_of(prices)
-    domains: list[list[Indices]] = []
+    domains: dict[Mesh, Indices] = {}
     nodes: dict[Mesh, Indices] = {}
     for row, replica in enumerate(placed.replicas):
-        domains.append([])
         for q, stage in enumerate(replica.stages[: replica.pp]):
             devices_cd = mesh_devices(stage, replica.copies)
-            domains[row].append(places[stage.group].domain_d[devices_cd])
+            domains[row, q] = places[stage.group].domain_d[devices_cd]
             nodes[row, q] = places[stage.group].node_d[devices_cd]
     runs = held_runs(placed, node_shares(placed, nodes))
     options = [tuple(option_of(stage, replica) for stage in replica.stages) for replica in placed.replicas]
     rows = []
     for row, replica in enumerate(placed.replicas):
         work = _stage_works(placed, prices, row, options[row], runs)
-        classes = _classes(prices, replica, options[row], work, domains[row])
+        classes = _classes(prices, replica, options[row], work, [domains[row, q] for q in range(replica.pp)])
         rows.append(RowWork(replica=replica, options=options[row], work=work, classes=classes))
-    return Work(layout=placed, rows=tuple(rows), ending=ending(placed, prices, options, runs))
+    after = ending(placed, prices, options, runs)
+    usd = traffic_usd(placed, prices, domains, after.buckets)
+    return Work(layout=placed, rows=tuple(rows), ending=after, traffic_usd=usd)
 
 
 def _stage_works(
@@ -238,14 +242,14 @@ def _parts(work: Work, replica_s: tuple[float, ...], end: StepEnd) -> tuple[Time
     return parts, max(0.0, moved_s - exposed_s)
 
 
-def _usd(used: list[tuple[str, int]], prices: Prices, step_s: float) -> float | None:
+def _usd(used: list[tuple[str, int]], prices: Prices, step_s: float, traffic_usd: float) -> float | None:
     total = 0.0
     for group, count in used:
         usd_per_s = prices.usd_per_s(group)
         if usd_per_s is None:
             return None
         total += count * usd_per_s
-    return total * step_s
+    return total * step_s + traffic_usd
 
 
 def _joules(stages: tuple[StageEstimate, ...], work: Work, prices: Prices, step_s: float) -> float:

@@ -15,6 +15,7 @@ from hetplan.plan.memory import mesh_memory
 from hetplan.plan.placement import mesh_devices, places_of
 from hetplan.plan.records import Stage
 from hetplan.plan.rules import Case, Violation, listed, row_place, stage_place
+from hetplan.plan.stages import tied_tables
 from hetplan.plan.sync import stages_over
 from hetplan.units import format_bytes, hint
 
@@ -113,20 +114,27 @@ def _joined(prices: Prices, first: str, second: str) -> bool:
 
 
 def stages_reachable(case: Case) -> Iterator[Violation]:
-    """Neighbouring stages share a node or a network."""
-    places = places_of(case.prices)
+    """Neighbouring stages, and stages that hold tied weights, share a node or a network."""
     for row, replica in enumerate(case.layout.replicas):
-        for v, (sender, receiver) in enumerate(pairwise(replica.stages)):
-            if _joined(case.prices, sender.group, receiver.group):
-                continue
-            meshes = [(stage, mesh_devices(stage, replica.copies)) for stage in (sender, receiver)]
-            nodes_cd = np.concatenate([places[stage.group].node_d[devices] for stage, devices in meshes], axis=1)
-            if np.any(nodes_cd != nodes_cd[:, :1]):
-                yield Violation(
-                    rule="stages reachable",
-                    where=stage_place(row, v),
-                    message=f"no network joins group {sender.group} with group {receiver.group} of the next stage",
-                )
+        pairs = [(v, v + 1, "of the next stage") for v in range(len(replica.stages) - 1)]
+        for table, head, _ in tied_tables(case.prices):
+            holders = sorted(v for layer in (table, head) for at, v in stages_over(case.layout, layer) if at == row)
+            pairs.append((holders[0], holders[-1], f"of stage {holders[-1]}, which holds a weight tied to one here"))
+        for v, other, words in pairs:
+            if not _meet(case, replica.stages[v], replica.stages[other], replica.copies):
+                first, second = replica.stages[v].group, replica.stages[other].group
+                message = f"no network joins group {first} with group {second} {words}"
+                yield Violation(rule="stages reachable", where=stage_place(row, v), message=message)
+
+
+def _meet(case: Case, first: Stage, second: Stage, copies: int) -> bool:
+    """Whether every copy of two stages lies on one node, or a network joins their groups."""
+    if _joined(case.prices, first.group, second.group):
+        return True
+    places = places_of(case.prices)
+    nodes = [places[stage.group].node_d[mesh_devices(stage, copies)] for stage in (first, second)]
+    node_cd = np.concatenate(nodes, axis=1)
+    return bool(np.all(node_cd == node_cd[:, :1]))
 
 
 def holders_reachable(case: Case) -> Iterator[Violation]:

@@ -64,6 +64,8 @@ class Bucket:
     first_layer: int
     end_layer: int
     expert: bool
+    params: float
+    """Of the whole run of layers, before any split."""
     members: tuple[Member, ...]
     cost: SyncCost
     lowest_share: float
@@ -220,6 +222,7 @@ def _bucket(
         first_layer=run.first_layer,
         end_layer=run.end_layer,
         expert=expert,
+        params=float(params_l.sum()),
         members=members,
         cost=cost,
         lowest_share=float(params_l[0] / params_l.sum()),

@@ -205,6 +205,9 @@ class FakePrices(Prices):
     def boundary_s(self, sender, receiver, layer, *, same_node):
         return self.rates.near_s if same_node else self.rates.far_s
 
+    def boundary_bytes(self, layer):
+        return 1000.0
+
     def sync(self, params, holders, sharding, *, expert=False):
         if sum(h.num_ranks for h in holders) == 1:
             return SyncCost(reduce_s=0.0, gather_s=0.0)

@@ -196,6 +196,24 @@ def test_groups_that_share_layers_or_borders_need_a_network():
     assert broken(line) == []
 
 
+def test_tied_weights_need_a_network_between_their_stages():
+    groups = (group("a"), group("b"), group("c"))
+    networks = tuple(
+        Network(name=name, joins=joins, kind="ethernet", bandwidth_bytes_per_s=1e9, latency_s=1e-5)
+        for name, joins in (("one", ("a", "b")), ("two", ("b", "c")))
+    )
+    machines = Cluster(name="x", groups=groups, networks=networks)
+    stages = tuple(
+        Stage(group=name, first_layer=first, end_layer=end)
+        for name, first, end in (("a", 0, 3), ("b", 3, 6), ("c", 6, 8))
+    )
+    layout = Layout(replicas=(Replica(stages=stages, microbatch=1, num_microbatches=16),))
+    assert broken(layout, prices=FakePrices(machines, model(6), PRICES.workload)) == []
+    tied = FakePrices(machines, model(6, tied=True), PRICES.workload)
+    assert broken(layout, prices=tied) == ["stages reachable"]
+    assert "tied to one here" in said(layout, prices=tied)
+
+
 def test_a_stage_over_several_nodes_needs_a_network_of_its_group():
     alone = FakePrices(Cluster(name="x", groups=(group("a"),), networks=()), PRICES.model, PRICES.workload)
 
