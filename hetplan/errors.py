@@ -53,9 +53,16 @@ class CalibrationError(HetplanError):
 
 
 class InfeasibleError(HetplanError):
-    """No plan satisfies the request; the message says which constraint binds and what would help."""
+    """No plan satisfies the request; the message says which constraint binds and what would help.
+
+    `diagnosis` holds the same as numbers where a search made it (`hetplan.search.diagnosis`), else None.
+    """
 
     exit_code = 3
+
+    def __init__(self, message: str, diagnosis: object = None) -> None:
+        self.diagnosis = diagnosis
+        super().__init__(message)
 
 
 class CheckFailedError(HetplanError):

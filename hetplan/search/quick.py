@@ -7,6 +7,7 @@ from dataclasses import replace
 from hetplan.costs.prices import Prices
 from hetplan.search.book import Book
 from hetplan.search.exhaustive import exhaustive
+from hetplan.search.lightest import fits
 from hetplan.search.patterned import PatternSearch
 from hetplan.search.problem import build_problem
 from hetplan.search.records import Candidate, SearchRequest
@@ -33,4 +34,6 @@ def quick(prices: Prices, request: SearchRequest) -> Candidate | None:
         if found.complete:
             return found.candidates[0] if found.candidates else None
     PatternSearch(problem, book).start()
+    if book.best is None and (near := fits(problem)) is not None:
+        book.consider(near.layout)
     return book.best.candidate if book.best else None

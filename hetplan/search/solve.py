@@ -18,7 +18,8 @@ from hetplan.search.book import Book, TimeLimitError
 from hetplan.search.compare import alternatives_of, hetero_efficiency
 from hetplan.search.exhaustive import exhaustive
 from hetplan.search.floors import value_floor
-from hetplan.search.infeasible import explain_infeasible
+from hetplan.search.infeasible import diagnose, diagnosis_text
+from hetplan.search.lightest import fits
 from hetplan.search.patterned import PatternSearch
 from hetplan.search.problem import build_problem
 from hetplan.search.records import Alternative, Candidate, Progress, SearchRequest, SearchResult
@@ -44,8 +45,10 @@ def search(prices: Prices, request: SearchRequest, progress: Callable[[Progress]
     space = SPACE_ALL
     try:
         if not problem.meshes:
-            raise InfeasibleError(_no_mesh(book))
+            raise _infeasible(book)
         space, complete = _explore(book)
+        if book.best is None and not complete and (near := fits(problem)) is not None:
+            book.consider(near.layout)
         if complete:
             status = "optimal"
     except TimeLimitError:
@@ -130,10 +133,6 @@ def _simplest(book: Book) -> Candidate:
     return best.candidate
 
 
-def _no_mesh(book: Book) -> str:
-    reasons = "; ".join(f"{reason} ({count}x)" for reason, count in book.dropped.items())
-    return f"no group can run any stage: {reasons or 'no tensor-parallel degree divides the model'}"
-
-
 def _infeasible(book: Book) -> InfeasibleError:
-    return InfeasibleError(explain_infeasible(book.problem, book.request, book.dropped))
+    found = diagnose(book.problem, book.request)
+    return InfeasibleError(diagnosis_text(found, book.dropped), found)
