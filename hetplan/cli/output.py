@@ -16,13 +16,24 @@ from hetplan.units import escape
 
 
 def show(text: str) -> None:
-    """Write the result to stdout; a reader that has gone away ends the program quietly."""
+    """Write the result to stdout; a reader that has gone away ends the program quietly.
+
+    What the terminal's encoding cannot say is escaped.
+
+    Raises:
+        UsageError: stdout cannot be written to.
+    """
+    encoding = sys.stdout.encoding or "utf-8"
+    line = text if text.endswith("\n") else text + "\n"
     try:
-        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        sys.stdout.write(line.encode(encoding, "backslashreplace").decode(encoding))
         sys.stdout.flush()
     except BrokenPipeError:
         _silence(sys.stdout)
         raise SystemExit(0) from None
+    except OSError as error:
+        _silence(sys.stdout)
+        raise UsageError(f"cannot write the result: {error.strerror or error}") from error
 
 
 def show_json(document: Mapping[str, Any]) -> None:

@@ -81,3 +81,19 @@ def test_a_reader_that_goes_away_is_no_error() -> None:
     assert writer.stderr.read() == b""
     writer.stderr.close()
     assert writer.wait(timeout=30) == 0
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
+def test_a_full_disk_is_named() -> None:
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "hetplan", "env"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, timeout=30)
+    assert done.returncode == 2
+    assert done.stderr == "error: cannot write the result: No space left on device\n"
+
+
+def test_names_no_terminal_can_show_are_escaped() -> None:
+    command = [sys.executable, "-c", "from hetplan.cli.output import show; show('caf\\xe9 \\udcff')"]
+    environment = os.environ | {"PYTHONIOENCODING": "ascii"}
+    done = subprocess.run(command, capture_output=True, env=environment, timeout=30, check=True)
+    assert done.stdout == b"caf\\xe9 \\udcff\n"
