@@ -56,10 +56,6 @@ class Columns:
     def __len__(self) -> int:
         return len(self.shape)
 
-    def take(self, rows: Ints) -> Columns:
-        """Return the columns at `rows`."""
-        return Columns(**{field.name: getattr(self, field.name)[rows] for field in fields(Columns)})
-
     def bound_s(self, rows: Ints, num_microbatches: Ints) -> Floats:
         """Return the least seconds columns `rows` need for that many microbatches each."""
         ends = self.head_s[rows] + np.asarray(num_microbatches)[..., None] * self.slope_s[rows]
@@ -165,28 +161,33 @@ def _columns(
 ) -> Columns:
     keep, context = chosen
     shape, cut = np.nonzero(keep)
-    option = batch.mesh_index()[shape]
-    cuts = batch.cuts[cut]
-    pp = len(batch.shapes[0].meshes)
-    hop = table.boundary_s[option[:, :-1], option[:, 1:], cuts[:, 1:-1]]
-    tie = table.tie_s[option[:, 0], option[:, -1]] * ((option.shape[1] - 1) % pp > 0)
+    option, cuts = batch.mesh_index()[shape], batch.cuts[cut]
+    pp, num_stages = len(batch.shapes[0].meshes), batch.shapes[0].num_stages
+    hop = np.zeros((len(shape), num_stages - 1))
+    tie = np.zeros(len(shape))
+    if pp > 1:
+        hop = table.boundary_s[option[:, :-1], option[:, 1:], cuts[:, 1:-1]]
+    if (num_stages - 1) % pp:
+        tie = table.tie_s[option[:, 0], option[:, -1]]
+    near = np.isfinite(hop).all(axis=1) & np.isfinite(tie)
+    shape, cut, cuts, hop, tie = shape[near], cut[near], cuts[near], hop[near], tie[near]
     work = _Work(
         pp=pp,
-        forward_s=times.forward_s[keep],
-        backward_s=times.backward_s[keep],
-        input_s=times.input_s[keep],
-        hop_s=hop if pp > 1 else np.zeros_like(hop),
-        after_s=times.after_s[keep] + tie[:, None] * _at_ends(option.shape[1]),
+        forward_s=times.forward_s[shape, cut],
+        backward_s=times.backward_s[shape, cut],
+        input_s=times.input_s[shape, cut],
+        hop_s=hop,
+        after_s=times.after_s[shape, cut] + tie[:, None] * _at_ends(num_stages),
     )
     rows = list(_rows(work, context))
-    columns = Columns(
+    return Columns(
         shape=shape + batch.first_shape,
         microbatch=np.full(len(shape), microbatch),
         first_m=np.full(len(shape), times.first_m),
-        end_m=times.end_m[keep],
+        end_m=times.end_m[shape, cut],
         used=batch.used()[shape],
         cuts=cuts.astype(np.int16),
-        modes=times.mode[keep].astype(np.int8),
+        modes=times.mode[shape, cut].astype(np.int8),
         head_s=np.concatenate([head for head, _ in rows], axis=1),
         slope_s=np.maximum(np.concatenate([slope for _, slope in rows], axis=1), LEAST_SLOPE_S),
         forward_s=work.forward_s,
@@ -195,7 +196,6 @@ def _columns(
         after_s=work.after_s,
         hop_s=work.hop_s,
     )
-    return columns.take(np.flatnonzero(np.isfinite(work.hop_s).all(axis=1)))
 
 
 def _at_ends(num_stages: int) -> Floats:

@@ -75,8 +75,9 @@ def stage_table(
             )
             room = prices.capacity_bytes(mesh.group) * LENIENT
             spans = [_spans(part) for part in _passes(prices, mesh, context, prices.layers(option))]
+            finite = possible & np.isfinite(sum(spans))
             for k, num_held in enumerate(held):
-                fits = possible & (fixed + num_held * per_microbatch <= room)
+                fits = finite & (fixed + num_held * per_microbatch <= room)
                 for table, seconds in zip((forward, backward, inward), spans, strict=True):
                     table[o, k] = np.where(fits, np.minimum(seconds, table[o, k]), table[o, k])
                 mode[o, k] = np.where(fits, r, mode[o, k])
@@ -187,9 +188,11 @@ def _divisible(prices: Prices, tp: int) -> Flags:
 
 
 def _spans(seconds_l: Floats) -> Floats:
-    """Return the sum over layers `i` to `j - 1` at [i, j]."""
-    ends = np.concatenate([[0.0], np.cumsum(seconds_l)])
-    return np.asarray(ends[None, :] - ends[:, None])
+    """Return the sum over layers `i` to `j - 1` at [i, j], 0 where j <= i."""
+    count = len(seconds_l)
+    sums = np.zeros((count + 1, count + 1))
+    sums[:count, 1:] = np.cumsum(np.triu(np.broadcast_to(seconds_l, (count, count))), axis=1)
+    return np.triu(sums, k=1)
 
 
 def _boundaries(prices: Prices, meshes: Sequence[Mesh], microbatch: int, recompute: Recompute) -> Floats:

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from hetplan.costs.prices import price
 from hetplan.plan.limits import Limits
 from hetplan.specs.cluster import Cluster, Device, Group, Network
-from hetplan.specs.model import Activation, Attention, Layer, Linear, Loss, Model, Module, Norm, Table
+from hetplan.specs.model import Activation, Attention, Experts, Layer, Linear, Loss, Model, Module, Norm, Table
 from hetplan.specs.workload import Workload
 
 GIB = 2.0**30
@@ -59,23 +59,47 @@ def llama_like(num_decoders, *, width=4096, heads=4, vocab=32000, tied=False):
     return Model(name="toy", modules=(Module(name="text", layers=chain),), max_seq_len=1 << 20)
 
 
+def mixture(num_decoders, *, num_experts, width=2048):
+    """Return a chain whose decoder layers route tokens to experts."""
+    dense = llama_like(num_decoders, width=width)
+    experts = Experts(
+        name="experts",
+        num_experts=num_experts,
+        top_k=2,
+        router=Linear(name="router", inputs=width, outputs=num_experts, split="none"),
+        linears=(
+            Linear(name="up", inputs=width, outputs=2 * width),
+            Linear(name="down", inputs=2 * width, outputs=width, split="row"),
+        ),
+        activation=Activation(name="silu", width=2 * width),
+    )
+    chain = dense.modules[0].layers
+    decoder = replace(chain[1], operators=(*chain[1].operators[:5], experts))
+    chain = tuple(decoder if layer.kind == "decoder" else layer for layer in chain)
+    return replace(dense, modules=(Module(name="text", layers=chain),))
+
+
 def groups(draw, num_devices, num_types):
-    """Return groups of unlike devices, a few devices each."""
+    """Return groups of unlike devices, a few devices each; some share one host, some lack a device."""
     left, found = num_devices, []
+    one_host = draw(st.sampled_from([False, False, False, True]))
     for kind in range(num_types):
         count = left if kind == num_types - 1 else draw(st.integers(1, left - (num_types - 1 - kind)))
         left -= count
-        per_node = draw(st.sampled_from([n for n in (1, 2, 3, 4) if count % n == 0]))
+        per_node = count if one_host else draw(st.sampled_from([n for n in (1, 2, 3, 4) if count % n == 0]))
+        names = ("host",) if one_host else tuple(f"g{kind}-{i}" for i in range(count // per_node))
         peak = draw(st.sampled_from([60e12, 125e12, 312e12]))
         found.append(
             Group(
                 name=f"g{kind}",
                 device=device(f"D{kind}", peak, links=draw(st.sampled_from([0.0, 3e11]))),
-                nodes=tuple(f"g{kind}-{i}" for i in range(count // per_node)),
+                nodes=names,
                 devices_per_node=per_node,
                 site=f"s{kind}",
                 usable_memory_bytes=draw(st.sampled_from([6, 10, 16, 24, 80])) * GIB,
-                usd_per_device_hour=draw(st.sampled_from([0.5, 1.0, 3.0])),
+                usd_per_device_hour=draw(st.sampled_from([0.5, 1.0, 3.0, None])),
+                domain_nodes=draw(st.sampled_from([1, 1, 1, 2])),
+                left_out=draw(st.sampled_from([frozenset(), frozenset(), frozenset({(0, 0)})])),
             )
         )
     return tuple(found)
@@ -83,15 +107,20 @@ def groups(draw, num_devices, num_types):
 
 def cluster(draw, num_devices, num_types):
     found = groups(draw, num_devices, num_types)
-    network = Network(
-        name="eth",
-        joins=tuple(group.name for group in found),
-        kind="ethernet",
-        bandwidth_bytes_per_s=draw(st.sampled_from([1e8, 3e9, 1e11])),
-        latency_s=draw(st.sampled_from([1e-6, 1e-3])),
-        shared=draw(st.booleans()),
+    names = tuple(group.name for group in found)
+    joins = [names] if draw(st.booleans()) else [names[:2], names[-2:]]
+    networks = tuple(
+        Network(
+            name=f"net{number}",
+            joins=joined,
+            kind="ethernet",
+            bandwidth_bytes_per_s=draw(st.sampled_from([1e8, 3e9, 1e11])),
+            latency_s=draw(st.sampled_from([1e-6, 1e-3])),
+            shared=draw(st.booleans()),
+        )
+        for number, joined in enumerate(joins if draw(st.sampled_from([True] * 5 + [False])) else [names[:1]])
     )
-    return Cluster(name="tiny", groups=found, networks=(network,))
+    return Cluster(name="tiny", groups=found, networks=networks)
 
 
 LIMITS = (
@@ -109,16 +138,18 @@ SCHEDULES = (("1f1b",), ("1f1b",), ("gpipe",), ("zero-bubble",), ("interleaved",
 
 
 @st.composite
-def limits(draw):
+def limits(draw, with_experts):
     return Limits(
         tp=draw(st.sampled_from([(1,), (1, 2), None])),
-        ep=(1,),
+        cp=draw(st.sampled_from([(1,), (1,), (1, 2)])),
+        ep=draw(st.sampled_from([None, (1, 2)])) if with_experts else (1,),
         pp=draw(st.sampled_from([None, None, (1, 2), (2,)])),
         stage_dp=draw(st.sampled_from([(1,), (1,), (1, 2)])),
         microbatch=draw(st.sampled_from([(1,), (2,), (1, 2), None])),
         recompute=draw(st.sampled_from(RECOMPUTES)),
         sharding=draw(st.sampled_from(SHARDINGS)),
         schedules=draw(st.sampled_from(SCHEDULES)),
+        exclude=draw(st.sampled_from([frozenset()] * 5 + [frozenset({"g0"})])),
         **draw(st.sampled_from(LIMITS)),
     )
 
@@ -128,12 +159,17 @@ def instances(draw, max_devices=6, max_layers=6):
     """A cost model and limits; most are small enough to try every layout."""
     num_devices = draw(st.integers(1, max_devices))
     num_types = draw(st.integers(1, min(3, num_devices)))
-    model = llama_like(draw(st.integers(1, max_layers - 2)), tied=draw(st.booleans()))
+    num_experts = draw(st.sampled_from([0, 0, 0, 4]))
+    num_decoders = draw(st.integers(1, max_layers - 2))
+    if num_experts:
+        model = mixture(num_decoders, num_experts=num_experts)
+    else:
+        model = llama_like(num_decoders, tied=draw(st.booleans()))
     workload = Workload(
         seq_len=draw(st.sampled_from([512, 2048, 4096])),
         global_batch=draw(st.integers(1, 6)),
     )
-    return price(cluster(draw, num_devices, num_types), model, workload), draw(limits())
+    return price(cluster(draw, num_devices, num_types), model, workload), draw(limits(bool(num_experts)))
 
 
 def shrink_limits(limits, step):
@@ -144,7 +180,7 @@ def shrink_limits(limits, step):
         {"schedules": limits.schedules[-1:]},
         {"tp": (1,)},
         {"microbatch": limits.microbatch[-1:] if limits.microbatch else (1, 2)},
-        {"stage_dp": (1,)},
+        {"stage_dp": (1,), "cp": (1,), "ep": (1,)},
         {"recompute": limits.recompute[-1:]},
         {"microbatch": (2,)},
         {"pp": (2,)},
