@@ -178,6 +178,8 @@ class Proof:
     effort: float
     """CP-SAT deterministic time spent."""
     engine: str = "hetplan"
+    floor: float = 0.0
+    """Bound over plans that may mix any number of replica shapes (`bound` may speak of plans of one shape)."""
 
     @property
     def gap(self) -> float:

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import math
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 from hetplan.errors import UsageError
+from hetplan.plan.check import check
+from hetplan.plan.estimate import estimate
+from hetplan.plan.placement import PlaceOrder, place
 from hetplan.plan.records import Layout
-from hetplan.search.exhaustive_price import Priced, Pricer, objective_value
-from hetplan.search.exhaustive_shapes import Context
+from hetplan.search.exhaustive_price import ORDERS, Priced, objective_value
 from hetplan.search.problem import Problem
 from hetplan.search.records import Candidate, Progress, SearchRequest
 
@@ -29,9 +32,11 @@ class Book:
         self.problem = problem
         self.request = request
         self.bound = 0.0
+        self.floor = 0.0
+        """Bound of plans of any number of shapes."""
         self.effort = 0.0
         self.phase = "start"
-        self._pricer = Pricer(problem.prices, request)
+        self._dropped: Counter[str] = Counter()
         self._seen: dict[Layout, float] = {}
         self._kept: list[Priced] = []
         self._progress = progress
@@ -55,7 +60,7 @@ class Book:
     @property
     def dropped(self) -> dict[str, int]:
         """Reason -> number of candidates dropped for it."""
-        return {**self.problem.dropped, **dict(sorted(self._pricer.dropped.items()))}
+        return {**self.problem.dropped, **dict(sorted(self._dropped.items()))}
 
     @property
     def elapsed_s(self) -> float:
@@ -71,17 +76,29 @@ class Book:
         if layout in self._seen:
             return self._seen[layout]
         self.keep_time()
-        context = Context(sharding=layout.sharding, schedule=layout.schedule, recomputes=self.problem.limits.recompute)
-        try:
-            found = self._pricer.price(layout, context)
-        except UsageError:
-            self._pricer.dropped["devices do not suffice"] += 1
-            found = []
+        found = [priced for order in ORDERS for priced in self._price(layout, order)]
         value = min((priced.value for priced in found), default=math.inf)
         self._seen[layout] = value
         for priced in found:
             self.add(priced)
         return value
+
+    def _price(self, layout: Layout, order: PlaceOrder) -> Iterator[Priced]:
+        """Yield the layout placed in one way, if the rule book accepts it."""
+        prices = self.problem.prices
+        try:
+            placed = place(layout, prices.cluster, order)
+        except UsageError:
+            self._dropped["devices do not suffice"] += 1
+            return
+        violations = check(placed, prices, self.request.limits)
+        if violations:
+            self._dropped[violations[0].rule] += 1
+            return
+        found = estimate(placed, prices)
+        value = objective_value(found, self.request)
+        if value is not None and math.isfinite(value):
+            yield Priced(value=value, candidate=Candidate(layout=placed, estimate=found))
 
     def add_candidate(self, candidate: Candidate) -> None:
         """Keep a valid candidate found elsewhere."""

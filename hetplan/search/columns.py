@@ -15,6 +15,7 @@ import numpy as np
 
 from hetplan.plan.records import Replica, ScheduleName, Stage
 from hetplan.plan.timing import Durations, pipeline_finish
+from hetplan.search.after import Ending
 from hetplan.search.cuts import best_cuts
 from hetplan.search.patterns import Patterns
 from hetplan.search.problem import Mesh, Problem, Tables
@@ -41,14 +42,17 @@ class Column:
     used_g: tuple[int, ...]
     durations: Durations
     schedule: ScheduleName = "1f1b"
+    after_s: tuple[float, ...] = ()
+    """What follows each stage's last backward pass, as far as the class of plans tells."""
 
-    def pipeline_s(self, num_microbatches: int) -> float:
-        """Return the end of the last backward pass."""
-        return _finish_s(self.schedule, len(self.stages), num_microbatches, self.durations)
+    def step_s(self, num_microbatches: int) -> float:
+        """Return when the last stage is done with what follows its last backward pass."""
+        ends = _rank_ends_s(self.schedule, len(self.stages), num_microbatches, self.durations)
+        return max(end + after for end, after in zip(ends, self.after_s, strict=True)) if self.after_s else max(ends)
 
     def most_microbatches(self, limit_s: float) -> int:
-        """Return the most microbatches whose pipeline ends within `limit_s` (0: none)."""
-        one = self.pipeline_s(1)
+        """Return the most microbatches with which the column is done within `limit_s` (0: none)."""
+        one = self.step_s(1)
         if one > limit_s:
             return 0
         busiest = max(f + b for f, b in zip(self.durations.forward_s, self.durations.backward_s, strict=True))
@@ -56,7 +60,7 @@ class Column:
         guess = max(1, min(high - 1, 1 + int((limit_s - one) / busiest)))
         step = 1
         while low < high - 1:
-            if self.pipeline_s(guess) <= limit_s:
+            if self.step_s(guess) <= limit_s:
                 low = guess
                 guess = min(high - 1, low + step)
             else:
@@ -89,12 +93,12 @@ class Column:
 
 
 @lru_cache(maxsize=65536)
-def _finish_s(schedule: ScheduleName, pp: int, num_microbatches: int, durations: Durations) -> float:
-    return pipeline_finish(schedule, pp, num_microbatches, 1, durations).pipeline_s
+def _rank_ends_s(schedule: ScheduleName, pp: int, num_microbatches: int, durations: Durations) -> tuple[float, ...]:
+    return pipeline_finish(schedule, pp, num_microbatches, 1, durations).rank_s
 
 
 def make_columns(
-    problem: Problem, tables: Tables, patterns: Patterns, held: int, schedule: ScheduleName
+    problem: Problem, tables: Tables, patterns: Patterns, held: int, schedule: ScheduleName = "1f1b"
 ) -> list[Column | None]:
     """Return each pattern with its best cut when stages hold at most `held` microbatches; None where none fits."""
     cuts = best_cuts(problem, tables, patterns, held)
@@ -148,13 +152,14 @@ def _durations(problem: Problem, tables: Tables, places: list[tuple[int, tuple[i
     return Durations(forward_s=forward, backward_s=backward, weight_s=(0.0,) * len(places), p2p_s=tuple(p2p))
 
 
-def improve(problem: Problem, tables: Tables, column: Column, num_microbatches: int) -> Column:
-    """Return the column with layers moved between neighbouring stages while its pipeline gets faster."""
-    best, best_s = column, column.pipeline_s(num_microbatches)
+def improve(problem: Problem, tables: Tables, column: Column, num_microbatches: int, ending: Ending) -> Column:
+    """Return the column with layers moved between neighbouring stages while it gets faster."""
+    best, best_s = column, column.step_s(num_microbatches)
     for _ in range(4 * len(column.stages)):
         better = None
         for candidate in _neighbours(problem, tables, best, num_microbatches):
-            seconds = candidate.pipeline_s(num_microbatches)
+            candidate = finished(problem, candidate, ending)
+            seconds = candidate.step_s(num_microbatches)
             if seconds < best_s * (1 - 1e-9):
                 better, best_s = candidate, seconds
         if better is None:
@@ -196,11 +201,16 @@ def _fit(
     return places
 
 
+def finished(problem: Problem, column: Column, ending: Ending, factor: float = 1.0) -> Column:
+    """Return the column with what follows each stage under an ending, times `factor`."""
+    index = {mesh: m for m, mesh in enumerate(problem.meshes)}
+    after = tuple(
+        factor * ending.of_stage(index[stage.mesh], (stage.first_layer, stage.end_layer), backward_s)
+        for stage, backward_s in zip(column.stages, column.durations.backward_s, strict=True)
+    )
+    return replace(column, after_s=after)
+
+
 def distinct(columns: Iterable[Column | None]) -> list[Column]:
     """Return the columns that exist, each once, in order."""
     return list(dict.fromkeys(column for column in columns if column is not None))
-
-
-def with_schedule(column: Column, schedule: ScheduleName) -> Column:
-    """Return the column under another schedule."""
-    return replace(column, schedule=schedule)

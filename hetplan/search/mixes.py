@@ -135,7 +135,7 @@ def _fit_domains(
     choices: Sequence[Choice],
     copies: Sequence[cp_model.IntVar],
 ) -> None:
-    """A domain of d devices holds floor(d / t) tp groups of at least t devices: a cut for every t that leaves a rest."""
+    """A domain of d devices holds floor(d / t) tp groups of at least t devices: a cut for each t that leaves a rest."""
     if not problem.limits.tp_within_node:
         return
     places = places_of(problem.prices)

@@ -1,45 +1,47 @@
 """The pattern search: for clusters too large to try everything.
 
-Single-shape plans first (`start`), then the lower bound with the patterns it rests on (`bound`), then mixes of several
-shapes for step times upward from the bound (`mixes`), their cuts improved one layer at a time (`columns.improve`).
-Every layout is priced by `estimate`; what follows the pipelines (gradients, optimizer) is learned from the layouts
-priced so far and taken off the time a mix may use.
+First plans of one shape, with their proof (`shapes`). Then the bound of mixes (`bound`): where it leaves room for a
+better plan, CP-SAT looks for mixes of the columns the linear program values most (`mixes`) at step times between the
+bound and the best plan. Every layout is priced by `estimate`; what follows the pipelines (gradients, optimizer) is
+learned from the mixes priced so far and taken off the time a mix may use.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
 
 import numpy as np
 
 from hetplan.plan.records import ScheduleName
-from hetplan.search.after import FirstStages, after_seconds, classes_of, nothing_after
+from hetplan.search.after import Ending
 from hetplan.search.book import Book
-from hetplan.search.bound import BoundSearch, Pool, Refined, device_seconds_s
-from hetplan.search.columns import Column, distinct, improve, make_columns
+from hetplan.search.bound import BoundSearch, Pool, device_seconds_s
+from hetplan.search.columns import Column, distinct, finished, improve, make_columns
+from hetplan.search.layouts import layout_of
 from hetplan.search.mixes import choices_within, solve_mix
-from hetplan.search.patterns import Patterns, bound_lines, enumerate_patterns
+from hetplan.search.patterns import Patterns, enumerate_patterns
 from hetplan.search.problem import MANY_RANKS, Problem, Tables, build_tables
-from hetplan.search.start import Field, best_starts, columns_of, even_layouts, layout_of
+from hetplan.search.shapes import Field, ShapeSearch, make_field
 from hetplan.specs.workload import SHARDINGS, Sharding
 
 MOST_COLUMNS = 96
+NEAR_BEST = 32
 MIX_EFFORT = 0.5
-MIX_ROUNDS = 10
-MIXED_CLASSES = 2
-START_RANKS = 64
-"""Data-parallel ranks taken for granted when single shapes are ranked."""
-LARGER_MICROBATCH_GAIN = 2e-3
+MIX_ROUNDS = 8
+MIX_STEP = 0.6
+"""Where between the bound and the best plan the next mix is asked for."""
+MIXED_SHARDINGS = 2
+LARGER_MICROBATCH_GAIN = 4e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proved:
-    """The bound of one class of plans, and the optimum of its linear program."""
+    """The bound under one sharding, and the optimum of its linear program."""
 
     sharding: Sharding
-    where: FirstStages
+    ranks: int
     step_s: float
     bounds: BoundSearch
 
@@ -55,7 +57,8 @@ class PatternSearch:
         self._patterns: dict[tuple[int, Sharding, int], Patterns] = {}
         self.sizes = self._useful_sizes()
         self.proved: list[Proved] = []
-        self._refined: dict[tuple[int, Sharding], Refined] = {}
+        self.near_best: list[Column] = []
+        self.num_shapes = 0
 
     def tables(self, microbatch: int, sharding: Sharding, degree: int, ranks: int = 1) -> Tables | None:
         """Return the cost tables, built once."""
@@ -103,178 +106,143 @@ class PatternSearch:
         tables = (self.tables(size, self.loosest, MANY_RANKS) for size in self.sizes)
         return [table for table in tables if table is not None]
 
-    def start(self) -> None:
-        """Price the best single-shape plans."""
+    def shapes(self) -> float:
+        """Price plans of one shape; return the step time none of them beats."""
         self.book.enter("single shapes")
-        for start in best_starts(self.problem, list(self._fields())):
-            size = self.sizes[start.size]
-            tables = self.tables(size, start.sharding, degree_class(start.copies), degree_class(start.copies))
-            if tables is None:
-                continue
-            patterns = self.patterns(size, start.sharding, START_RANKS).take(np.array([start.row]))
-            for column in columns_of(self.problem, tables, patterns, self.schedule):
-                if column is not None:
-                    for layout in even_layouts(self.problem, column):
-                        self.book.consider(layout)
+        search = ShapeSearch(self.book, self._fields())
+        bound_s = search.run(self.tables)
+        self.near_best = search.columns[-NEAR_BEST:]
+        self.num_shapes = sum(int((field.copies > 0).sum()) for field in search.fields)
+        return bound_s
 
-    def _fields(self) -> Iterator[Field]:
-        everywhere = FirstStages(groups=frozenset(range(len(self.problem.devices_g))), crossing=False)
-        for sharding, (index, size) in product(self.problem.limits.sharding, enumerate(self.sizes)):
-            tables = self.tables(size, sharding, MANY_RANKS, START_RANKS)
-            if tables is not None:
-                yield Field(
-                    size=index,
-                    sharding=sharding,
-                    tables=tables,
-                    patterns=self.patterns(size, sharding, START_RANKS),
-                    after=after_seconds(self.problem, tables, sharding, everywhere, START_RANKS),
-                )
+    def _fields(self) -> list[Field]:
+        fields = []
+        for sharding, size in product(self.problem.limits.sharding, self.sizes):
+            tables = self.tables(size, sharding, MANY_RANKS, 2)
+            if tables is not None and tables.usable_m.any():
+                fields.append(make_field(self.problem, tables, self.patterns(size, sharding, 2)))
+        return fields
 
-    def prove(self) -> float:
-        """Return a step time no plan of the space beats: the least over all classes of plans."""
-        self.book.enter("bound")
+    def prove_mixes(self) -> float:
+        """Return a step time no plan of the patterns beats, of however many shapes: the least over all shardings."""
+        self.book.enter("bound of mixes")
         floor_s = device_seconds_s(self.problem, self.bound_tables())
-        high_s = self.book.best_step_s
-        if not np.isfinite(high_s):
+        bound_s = self.book.best_step_s
+        if not np.isfinite(bound_s):
             return floor_s
-        ranks = self._fewest_replicas(high_s)
-        bound_s = high_s
-        order = self._promising_shardings()
-        rest = [s for s in self.problem.limits.sharding if s not in order]
-        for sharding, where in product([*order, *rest], classes_of(self.problem)):
+        ranks = self._fewest_replicas(bound_s)
+        for sharding in self._by_promise():
             self.book.keep_time()
-            bounds = self._class_bounds(sharding, where, ranks)
+            bounds = self._bounds_of(sharding, ranks)
             step_s = bounds.least_step_s(bound_s, floor_s)
             if bounds.mix is not None:
-                self.proved.append(Proved(sharding=sharding, where=where, step_s=step_s, bounds=bounds))
+                self.proved.append(Proved(sharding=sharding, ranks=ranks, step_s=step_s, bounds=bounds))
             bound_s = min(bound_s, step_s)
         return max(floor_s, bound_s)
 
-    def _class_bounds(self, sharding: Sharding, where: FirstStages, ranks: int) -> BoundSearch:
+    def _by_promise(self) -> list[Sharding]:
+        """Return the allowed shardings, those of the best layouts so far first."""
+        best: dict[Sharding, float] = {}
+        for priced in self.book.kept():
+            best.setdefault(priced.candidate.layout.sharding, priced.value)
+        ranked = sorted(best, key=lambda sharding: best[sharding])
+        return [*ranked, *(s for s in self.problem.limits.sharding if s not in best)]
+
+    def _bounds_of(self, sharding: Sharding, ranks: int) -> BoundSearch:
+        ending = Ending(self.problem, sharding, ranks)
         pools = []
         for size in self.sizes:
-            tables = self.tables(size, sharding, MANY_RANKS, ranks)
-            if tables is None:
-                continue
-            patterns = self.patterns(size, sharding, ranks)
-            after = after_seconds(self.problem, tables, sharding, where, ranks)
-            pool = Pool(self.problem, tables, patterns, after, self._refined.setdefault((size, sharding), {}))
-            groups = np.array([mesh.group for mesh in self.problem.meshes])
-            pool.inside = np.isin(groups[patterns.mesh[:, 0]], np.array(sorted(where.groups)))
-            pools.append(pool)
+            tables = self.tables(size, sharding, MANY_RANKS, 2)
+            if tables is not None and tables.usable_m.any():
+                pools.append(Pool(tables, self.patterns(size, sharding, 2), ending.units(tables)))
         return BoundSearch(self.problem, pools)
 
     def _fewest_replicas(self, step_s: float) -> int:
         """Return how many replicas it takes at least to meet the batch within `step_s`."""
         most = 1
-        for size in self.sizes:
-            tables = self.tables(size, self.loosest, MANY_RANKS)
-            if tables is not None:
-                lines = bound_lines(self.patterns(size, self.loosest, 1), tables, nothing_after(self.problem))
-                most = max(most, int(lines.most_microbatches(step_s).max(initial=0)) * size)
+        for tables in self.bound_tables():
+            nothing_m = np.zeros(len(self.problem.meshes))
+            pool = Pool(tables, self.patterns(tables.microbatch, self.loosest, 1), nothing_m)
+            most = max(most, int(pool.samples(step_s).max(initial=0)))
         return max(1, -(-self.problem.batch // most))
 
     def mix(self, effort: float) -> None:
-        """Price mixes of several shapes for step times from the bounds upward."""
+        """Price mixes of several shapes for step times between the bound and the best plan."""
         self.book.enter("mixes")
-        ranked = sorted(self.proved, key=lambda proved: proved.step_s)[:MIXED_CLASSES]
+        ranked = sorted(self.proved, key=lambda proved: proved.step_s)[:MIXED_SHARDINGS]
         for proved in ranked:
             columns = self._columns(proved)
             if columns:
                 self._mix_columns(columns, proved, effort / len(ranked))
 
-    def _promising_shardings(self) -> list[Sharding]:
-        """Return the shardings of the best layouts so far, best first, two at most."""
-        best: dict[Sharding, float] = {}
-        for priced in self.book.kept():
-            best.setdefault(priced.candidate.layout.sharding, priced.value)
-        ranked = sorted(best, key=lambda sharding: best[sharding])
-        return ranked[:2] or list(self.problem.limits.sharding[:1])
-
     def _columns(self, proved: Proved) -> list[Column]:
-        """Return concrete columns of the patterns nearest to the linear program's optimum."""
-        mix = proved.bounds.mix
-        if mix is None:
+        """Return the best cuts of the patterns nearest to the linear program's optimum for the best step time."""
+        step_s = self.book.best_step_s
+        if not proved.bounds.possible(step_s) or proved.bounds.mix is None:
             return []
-        step_s = proved.step_s * 1.005
+        mix = proved.bounds.mix
         ranked: list[tuple[float, int, int, int]] = []
         for index, pool in enumerate(proved.bounds.pools):
-            rows = np.array(sorted(proved.bounds.working[index]), dtype=np.int64)
-            samples = pool.samples(step_s)[rows]
-            cost = pool.patterns.used[rows] @ mix.prices_g
+            samples = pool.samples(step_s)
+            cost = pool.patterns.used @ mix.prices_g
             slack = (cost - samples) / np.maximum(cost, 1e-12)
-            for row in np.flatnonzero(samples > 0).tolist():
-                ranked.append((float(slack[row]), index, int(rows[row]), int(samples[row]) // pool.tables.microbatch))
+            best = np.argsort(np.where(samples > 0, slack, np.inf), kind="stable")[:MOST_COLUMNS]
+            size = pool.tables.microbatch
+            ranked += [(float(slack[r]), index, int(r), int(samples[r]) // size) for r in best if samples[r] > 0]
         ranked.sort()
-        copies = degree_class(max(1, int(mix.copies.sum() * 0.9)))
-        found: list[Column | None] = []
+        copies = degree_class(proved.ranks)
         wanted: dict[tuple[int, int], list[int]] = {}
-        for _, index, row, most in ranked[:MOST_COLUMNS]:
-            stages = int(proved.bounds.pools[index].patterns.stages[row])
-            wanted.setdefault((index, min(most, stages)), []).append(row)
+        for _, index, row, count in ranked[:MOST_COLUMNS]:
+            held = degree_class(2 * min(count, int(proved.bounds.pools[index].patterns.stages[row])) - 1)
+            wanted.setdefault((index, held), []).append(row)
+        found: list[Column | None] = []
         for (index, held), rows in wanted.items():
             pool = proved.bounds.pools[index]
             tables = self.tables(pool.tables.microbatch, proved.sharding, copies, copies)
             if tables is not None:
-                patterns = pool.patterns.take(np.array(rows))
-                found += make_columns(self.problem, tables, patterns, held, self.schedule)
-        return distinct(found)
+                found += make_columns(self.problem, tables, pool.patterns.take(np.array(rows)), held)
+        return distinct([*found, *(c for c in self.near_best if c.sharding == proved.sharding)])
 
     def _mix_columns(self, columns: list[Column], proved: Proved, effort: float) -> None:
-        """Ask for mixes within ever longer step times until one meets its price; learn what follows the pipelines."""
-        after = self._after_columns(columns, proved)
-        factor, step_s, spent = 1.0, proved.step_s * 1.001, 0.0
+        """Bisect on the step time asked of a mix; learn from each price what follows the pipelines."""
+        ending = Ending(self.problem, proved.sharding, proved.ranks)
+        factor, spent = 1.0, 0.0
+        low_s, high_s = proved.step_s, self.book.best_step_s
         for _ in range(MIX_ROUNDS):
-            if spent >= effort or step_s >= self.book.best_step_s * 1.01:
+            if spent >= effort or high_s - low_s < 2e-3 * high_s:
                 return
             self.book.keep_time()
-            choices = choices_within(self.problem, columns, [step_s - factor * a for a in after])
+            step_s = low_s + (high_s - low_s) * MIX_STEP
+            slower = [finished(self.problem, column, ending, factor) for column in columns]
+            choices = choices_within(self.problem, slower, [step_s] * len(columns))
             answer = solve_mix(self.problem, columns, choices, min(MIX_EFFORT, effort - spent), self.book.request.seed)
+            spent += answer.effort if answer else 0.0
+            self.book.effort += answer.effort if answer else 0.0
             if answer is None or not answer.rows:
-                spent += answer.effort if answer else 0.0
-                self.book.effort += answer.effort if answer else 0.0
-                step_s *= 1.008
+                low_s = step_s
                 continue
-            spent += answer.effort
-            self.book.effort += answer.effort
-            step_s, factor = self._price_mix(columns, answer.rows, after, (step_s, factor))
+            learned = self._price_mix([(slower[j], n, c) for j, n, c in answer.rows], ending, factor)
+            if learned > factor * 1.02:
+                factor = learned
+            else:
+                high_s = step_s
 
-    def _price_mix(
-        self,
-        columns: list[Column],
-        rows: Sequence[tuple[int, int, int]],
-        after: Sequence[float],
-        at: tuple[float, float],
-    ) -> tuple[float, float]:
-        """Price a mix with its cuts improved; return the next step time to ask for and the learned factor."""
-        step_s, factor = at
+    def _price_mix(self, mix: Sequence[tuple[Column, int, int]], ending: Ending, factor: float) -> float:
+        """Price a mix, and the same with its cuts improved; return the factor by which endings were too short."""
         better = []
-        for j, count, copies in rows:
-            column = columns[j]
+        for column, count, copies in mix:
             tables = self.tables(column.microbatch, column.sharding, degree_class(copies), degree_class(copies))
-            few = len(column.stages) <= 16 and count <= 512
-            improved = improve(self.problem, tables, column, count) if tables is not None and few else column
+            few = len(column.stages) <= 16 and count <= 256
+            improved = improve(self.problem, tables, column, count, ending) if tables is not None and few else column
             better.append((improved, count, copies))
-        for mix in ([(columns[j], count, copies) for j, count, copies in rows], better):
-            value = self.book.consider(layout_of(mix))
-            if self.book.request.objective == "time" and np.isfinite(value):
-                slowest = max(range(len(mix)), key=lambda i: mix[i][0].pipeline_s(mix[i][1]) + after[rows[i][0]])
-                tail_s = value - mix[slowest][0].pipeline_s(mix[slowest][1])
-                if after[rows[slowest][0]] > 0 and tail_s > factor * after[rows[slowest][0]] * 1.02:
-                    factor = min(8.0, tail_s / after[rows[slowest][0]])
-        return step_s * 1.006, factor
-
-    def _after_columns(self, columns: Sequence[Column], proved: Proved) -> list[float]:
-        """Return what should follow each column's pipeline: its first stage's layers at the class's pace."""
-        index = {mesh: m for m, mesh in enumerate(self.problem.meshes)}
-        pools = {pool.tables.microbatch: pool for pool in proved.bounds.pools}
-        found = []
-        for column in columns:
-            pool = pools[column.microbatch]
-            first = column.stages[0]
-            share = float(pool.tables.weight_l[first.first_layer : first.end_layer].sum())
-            found.append(share * float(pool.after.first_m[index[first.mesh]]))
-        return found
+        for rows in (mix, better):
+            value = self.book.consider(layout_of(rows))
+            planned = max(column.step_s(count) for column, count, _ in rows)
+            if self.book.request.objective == "time" and np.isfinite(value) and value > planned * 1.002:
+                tails = max(max(column.after_s) for column, _, _ in rows) / factor
+                if tails > 0:
+                    factor = min(6.0, factor + (value - planned) / tails)
+        return factor
 
 
 def degree_class(copies: int) -> int:

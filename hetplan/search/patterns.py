@@ -34,13 +34,14 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.costs.records import Floats
-from hetplan.search.after import After
 from hetplan.search.problem import Problem, Tables
 
 Ints = npt.NDArray[np.int64]
 MAX_BLOCKS = 3
 NEWTON_STEPS = 5
-MOST_PATTERNS = 36_000
+WHOLE_LAYER_STEPS = 12
+MOST_HELD = 128
+MOST_PATTERNS = 20_000
 """Patterns enumerated for one microbatch size and sharding; stage counts thin out to stay below."""
 
 
@@ -231,22 +232,21 @@ class Lines:
         return np.asarray(np.minimum(most, low * (1 + 1e-6)))
 
 
-def bound_lines(patterns: Patterns, tables: Tables, after: After, floor_tau_s: Floats | None = None) -> Lines:
+def bound_lines(patterns: Patterns, tables: Tables, after_m: Floats, floor_tau_s: Floats | None = None) -> Lines:
     """Return the bounds above as lines in the step time.
 
-    `floor_tau_s`: seconds below which no cut brings the busiest stage.
+    `after_m`: A of a unit of layers on each mesh. `floor_tau_s`: seconds below which no cut brings the busiest stage.
     """
-    beta = _backward_share(tables)
-    after_s = np.append(after.later_m, 0.0)[patterns.mesh]
-    first_s = np.append(after.first_m, 0.0)[patterns.mesh[:, 0]]
+    beta = backward_share(tables)
+    after_s = np.append(after_m, 0.0)[patterns.mesh]
     unit = np.concatenate([patterns.unit_s[:, :1], patterns.unit_s], axis=1)
     count = np.concatenate([np.ones_like(patterns.count[:, :1]), patterns.count], axis=1).astype(float)
     count[:, 1] -= 1
     extra = np.zeros_like(unit)
-    extra[:, 0] = first_s
+    extra[:, 0] = after_s[:, 0]
     p = patterns.stages
-    first = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=1.0)
-    flow = _breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=2.0)
+    first = breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=1.0)
+    flow = breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=2.0)
     comm = patterns.comm_s
     finite = np.where(np.isfinite(patterns.unit_s), patterns.unit_s, 1.0)
     return Lines(
@@ -261,29 +261,94 @@ def bound_lines(patterns: Patterns, tables: Tables, after: After, floor_tau_s: F
     )
 
 
-def _backward_share(tables: Tables) -> float:
+def whole_layers_tau_s(patterns: Patterns, tables: Tables, num_microbatches: Ints | None = None) -> Floats:
+    """Return seconds below which no stage time lets whole layers of unit weight find room, (N,).
+
+    A stage holds no more layers than fit beside the microbatches in flight at its block's last stage; infinite where
+    that leaves no room at all. `num_microbatches`: how many each pattern runs (None: at least one).
+    """
+    repeats = int(np.sum(tables.weight_l >= 1 - 1e-9))
+    unit = np.where(np.isfinite(patterns.unit_s), patterns.unit_s, 1.0)
+    count = np.where(np.isfinite(patterns.unit_s), patterns.count, 0)
+    last = np.cumsum(patterns.count, axis=1)
+    held = np.maximum(patterns.stages[:, None] - last + 1, 1)
+    held = np.minimum(held, 1 if num_microbatches is None else num_microbatches[:, None])
+    most = most_layers(tables)[np.minimum(held, MOST_HELD), patterns.mesh]
+    low = repeats / np.maximum((count / unit).sum(axis=1), 1e-300) * (1 - 1e-9)
+    high = np.maximum(low, (np.where(count > 0, most, 0) * unit).max(axis=1)) * 1.001
+    fits = (count * most).sum(axis=1) >= repeats
+    for _ in range(WHOLE_LAYER_STEPS):
+        middle = (low + high) / 2
+        room = (count * np.minimum(np.floor(middle[:, None] / unit * (1 + 1e-9)), most)).sum(axis=1)
+        enough = room >= repeats
+        low, high = np.where(enough, low, middle), np.where(enough, middle, high)
+    return np.where(fits, low, np.inf)
+
+
+def most_layers(tables: Tables) -> Ints:
+    """Return how many layers of unit weight a stage holds at most, by microbatches held and mesh, (held + 1, m + 1)."""
+    layers = np.cumsum(np.concatenate([[0], tables.weight_l >= 1 - 1e-9]))
+    num = len(tables.unit_m)
+    result = np.zeros((MOST_HELD + 1, num + 1), dtype=np.int64)
+    kept = [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, MOST_HELD]
+    for k, after in zip(kept, [*kept[1:], MOST_HELD + 1], strict=True):
+        ends = tables.furthest_fit(k)
+        spans = layers[ends] - layers[np.minimum(np.arange(len(layers)), ends)]
+        result[k:after, :num] = spans.max(axis=(1, 2))
+    return result
+
+
+def backward_share(tables: Tables) -> float:
+    """Return beta, the smallest part of a layer's seconds that is its backward pass."""
     total = tables.forward_mrl + tables.backward_mrl
     finite = np.isfinite(total) & (total > 0)
     return float(np.min(tables.backward_mrl[finite] / total[finite])) if finite.any() else 0.5
 
 
-def _breakpoints(
+def least_held(tables: Tables, count: Floats) -> Floats:
+    """Return the layers (in units) every block holds at least: none of its stages is empty. The first is stage 0."""
+    weight = tables.weight_l
+    inner = float(weight[1:].min()) if len(weight) > 1 else 0.0
+    held = count * inner
+    held[:, 0] = count[:, 0] * float(weight[0])
+    return held
+
+
+def breakpoints(
     unit: Floats, count: Floats, extra: Floats, at: tuple[Tables, Floats | None], *, work_factor: float
 ) -> tuple[Floats, Floats]:
     """Return (tau, work_factor W + A) at every breakpoint, (blocks, N) each."""
     tables, floor_tau_s = at
     work = float(tables.weight_l.sum())
     there = np.isfinite(unit) & (count > 0)
-    cost = np.where(there, work_factor * np.where(there, unit, 1.0) + extra, np.inf)
+    seconds = np.where(there, unit, 1.0)
+    cost = np.where(there, work_factor * seconds + extra, np.inf)
     order = np.argsort(cost, axis=1, kind="stable")
+    base = np.take_along_axis(np.where(there, least_held(tables, count), 0.0), order, axis=1)
+    cost = np.where(np.isfinite(cost), cost, 0.0)
     cost = np.take_along_axis(cost, order, axis=1)
-    pace = np.take_along_axis(np.where(there, count / np.where(there, unit, 1.0), 0.0), order, axis=1)
-    held = np.cumsum(pace, axis=1)
+    held = np.cumsum(np.take_along_axis(np.where(there, count / seconds, 0.0), order, axis=1), axis=1)
+    based = np.cumsum(base, axis=1)
+    left = np.maximum(work - based[:, -1], 0.0)
     with np.errstate(divide="ignore"):
-        taus = (work / held).T
+        taus = ((left[:, None] + based) / held).T
     least = taus[-1] if floor_tau_s is None else np.maximum(taus[-1], floor_tau_s)
-    taus = np.maximum(taus, least)
-    taken = np.minimum(work, held[None, :, :] * np.where(np.isfinite(taus), taus, 0.0)[:, :, None])
-    shares = np.diff(taken, axis=2, prepend=0.0)
-    loads = np.where(shares > 0, shares * np.where(np.isfinite(cost), cost, 0.0)[None, :, :], 0.0).sum(axis=2)
-    return np.where(np.isfinite(taus), taus, 1e300), np.where(np.isfinite(taus), loads, 1e300)
+    finite = np.isfinite(taus)
+    taus = np.maximum(np.where(finite, taus, 0.0), least)
+    room = np.maximum(held[None, :, :] * taus[:, :, None] - based[None, :, :], 0.0)
+    shares = np.diff(np.minimum(left[None, :, None], np.maximum.accumulate(room, axis=2)), axis=2, prepend=0.0)
+    loads = ((shares + base[None, :, :]) * cost[None, :, :]).sum(axis=2)
+    return np.where(finite, taus, 1e150), np.where(finite, loads, 1e150)
+
+
+def fill_work_s(unit: Floats, count: Floats, tables: Tables, tau: Floats) -> Floats:
+    """Return the least W when no stage exceeds `tau`: fastest blocks first. The first column is stage 0 alone."""
+    there = np.isfinite(unit) & (count > 0)
+    seconds = np.where(there, unit, 1.0)
+    base = np.where(there, least_held(tables, count), 0.0)
+    room = np.where(there, np.maximum(count * tau[:, None] / seconds - base, 0.0), 0.0)
+    order = np.argsort(np.where(there, unit, np.inf), axis=1, kind="stable")
+    left = np.maximum(float(tables.weight_l.sum()) - base.sum(axis=1), 0.0)
+    filled = np.minimum(np.cumsum(np.take_along_axis(room, order, axis=1), axis=1), left[:, None])
+    shares = np.diff(filled, axis=1, prepend=0.0)
+    return np.asarray((base * seconds).sum(axis=1) + (shares * np.take_along_axis(seconds, order, axis=1)).sum(axis=1))

@@ -3,7 +3,7 @@
 This is the one file of the pattern search that rounds: microbatch counts are rounded down in bounds (never more
 samples than fit below a step time), device counts are whole.
 
-Legend of array suffixes: `m` meshes, `r` recompute modes, `l` layers of the chain, `_ll` spans (first, end), `g` groups.
+Legend of array suffixes: `m` meshes, `r` recompute modes, `l` layers, `ll` spans (first, end), `g` groups.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import numpy as np
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import Floats, Holders, ShardDegrees, StageOption
 from hetplan.errors import CalibrationError
-from hetplan.plan.rules_model import valid_tp
 from hetplan.plan.limits import Limits
 from hetplan.plan.placement import places_of
+from hetplan.plan.rules_model import valid_tp
 from hetplan.specs.model import Experts
 from hetplan.specs.workload import Recompute, Sharding
 
@@ -153,13 +153,22 @@ def _group_meshes(prices: Prices, limits: Limits, group: tuple[int, str], room: 
     index, name = group
     num_devices, domain = room
     largest_tp = domain if limits.tp_within_node else num_devices
-    tps = [tp for tp in valid_tp(prices.model) if tp <= largest_tp and (limits.tp is None or tp in limits.tp)]
+    tps = [
+        tp
+        for tp in valid_tp(prices.model)
+        if tp <= largest_tp and (tp in limits.tp if limits.tp is not None else _packs_well(tp, domain))
+    ]
     found = []
     for tp, cp, (dp, ep) in product(tps, limits.cp, _expert_meshes(prices, limits)):
         mesh = Mesh(group=index, name=name, tp=tp, cp=cp, dp=dp, ep=ep)
         if mesh.size <= num_devices and prices.workload.seq_len % (2 * cp if cp > 1 else 1) == 0:
             found.append(mesh)
     return found
+
+
+def _packs_well(tp: int, domain: int) -> bool:
+    """Return whether tp groups leave less than a quarter of a domain idle."""
+    return tp > domain or (domain // tp) * tp > 0.75 * domain
 
 
 def _expert_meshes(prices: Prices, limits: Limits) -> list[tuple[int, int]]:

@@ -33,7 +33,7 @@ def quick(prices: Prices, request: SearchRequest) -> Candidate | None:
         found = exhaustive(prices, request, None, SMALL_BUDGET)
         if found.complete:
             return found.candidates[0] if found.candidates else None
-    PatternSearch(problem, book).start()
+    PatternSearch(problem, book).shapes()
     if book.best is None and (near := fits(problem)) is not None:
         book.consider(near.layout)
     return book.best.candidate if book.best else None

@@ -10,10 +10,11 @@ nothing more.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 from hetplan.costs.prices import Prices
 from hetplan.errors import EffortError, InfeasibleError, InterruptedSearchError, UsageError
-from hetplan.plan.records import Proof, Status
+from hetplan.plan.records import Layout, Proof, Status
 from hetplan.search.book import Book, TimeLimitError
 from hetplan.search.compare import alternatives_of, hetero_efficiency
 from hetplan.search.exhaustive import exhaustive
@@ -21,6 +22,7 @@ from hetplan.search.floors import value_floor
 from hetplan.search.infeasible import diagnose, diagnosis_text
 from hetplan.search.lightest import fits
 from hetplan.search.patterned import PatternSearch
+from hetplan.search.patterns import MAX_BLOCKS
 from hetplan.search.problem import build_problem
 from hetplan.search.records import Alternative, Candidate, Progress, SearchRequest, SearchResult
 from hetplan.search.uniform import price_grids
@@ -90,25 +92,43 @@ def _explore(book: Book) -> tuple[str, bool]:
         price_grids(book, equal_cuts=limits.equal_cuts)
         book.raise_bound(value_floor(book.problem, book.request, []))
         return "uniform grids", False
+    return _explore_patterns(book), False
+
+
+def _explore_patterns(book: Book) -> str:
+    problem, limits = book.problem, book.problem.limits
     patterned = PatternSearch(problem, book)
-    patterned.start()
-    bound_s = patterned.prove()
-    book.raise_bound(value_floor(problem, book.request, patterned.bound_tables(), bound_s))
-    patterned.mix(book.request.effort)
+    shapes_s = patterned.shapes()
     sizes = ", ".join(str(size) for size in patterned.sizes)
-    blocks = "each group feeding one run of equal stages of a replica"
-    return f"{blocks}, microbatches of {sizes}, {limits.schedules[0]}", False
+    space = (
+        f"{patterned.num_shapes} replica shapes with their balanced cuts (at most {MAX_BLOCKS} groups, one run of "
+        f"equal stages each; microbatches of {sizes}; {limits.schedules[0]})"
+    )
+    one_shape = f"plans of one shape out of {space}"
+    if book.best is None or limits.max_shapes == 1 or limits.uniform_microbatches:
+        book.raise_bound(value_floor(problem, book.request, patterned.bound_tables(), shapes_s))
+        return one_shape
+    mixes_s = min(shapes_s, patterned.prove_mixes())
+    book.floor = value_floor(problem, book.request, patterned.bound_tables(), mixes_s)
+    if mixes_s < book.best_step_s * (1 - book.request.simplicity):
+        patterned.mix(book.request.effort)
+    if num_shapes(simplest(book).layout) > 1 or book.request.objective != "time":
+        book.raise_bound(book.floor)
+        return f"all mixes of {space}"
+    book.raise_bound(shapes_s)
+    return one_shape
 
 
 def _result(book: Book, ended: tuple[Status, str], alternatives: tuple[Alternative, ...]) -> SearchResult:
     status, space = ended
-    chosen = _simplest(book)
+    chosen = simplest(book)
     others = [priced.candidate for priced in book.kept() if priced.candidate.layout != chosen.layout]
     value = next(priced.value for priced in book.kept() if priced.candidate.layout == chosen.layout)
     proof = Proof(
         objective=book.request.objective,
         value=value,
         bound=min(book.bound, value),
+        floor=min(book.floor, book.bound, value) if book.floor else min(book.bound, value),
         status=status,
         effort=book.effort,
         engine=book.request.engine,
@@ -125,12 +145,17 @@ def _result(book: Book, ended: tuple[Status, str], alternatives: tuple[Alternati
     )
 
 
-def _simplest(book: Book) -> Candidate:
-    """Return the candidate with the fewest rows among those within the simplicity margin of the best."""
+def simplest(book: Book) -> Candidate:
+    """Return the candidate with the fewest shapes among those within the simplicity margin of the best."""
     margin = book.best_value * (1 + book.request.simplicity)
     near = [priced for priced in book.kept() if priced.value <= margin]
-    best = min(near, key=lambda priced: (len(priced.candidate.layout.replicas), priced.value))
+    best = min(near, key=lambda priced: (num_shapes(priced.candidate.layout), priced.value))
     return best.candidate
+
+
+def num_shapes(layout: Layout) -> int:
+    """Return how many different replica shapes a layout has; rows that differ in counts alone are one shape."""
+    return len({(tuple(replace(s, devices=()) for s in row.stages), row.microbatch) for row in layout.replicas})
 
 
 def _infeasible(book: Book) -> InfeasibleError:
