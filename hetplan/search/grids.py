@@ -42,6 +42,7 @@ class Grid:
 def grids(problem: Problem, microbatch: int) -> Iterator[Grid]:
     """Yield every grid that the devices and the batch allow."""
     limits = problem.limits
+    decoders = sum(layer.kind == "decoder" for layer in problem.prices.model.chain)
     kinds = sorted({(m.tp, m.cp, m.dp, m.ep) for m in problem.meshes if microbatch % m.dp == 0})
     if problem.batch % microbatch:
         return
@@ -50,7 +51,9 @@ def grids(problem: Problem, microbatch: int) -> Iterator[Grid]:
         size = tp * cp * dp
         room = sum(_meshes_of(problem, g, tp, size) for g in _groups(problem))
         for pp in range(1, min(problem.num_layers, room) + 1):
-            if limits.pp is not None and pp not in limits.pp:
+            if (limits.pp is not None and pp not in limits.pp) or (limits.equal_cuts and decoders % pp):
+                continue
+            if limits.pinned_layers is not None and pp != len(limits.pinned_layers):
                 continue
             most = room // pp
             for replicas in sorted({c for c in range(1, min(most, parts) + 1) if parts % c == 0})[-2:]:

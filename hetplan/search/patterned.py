@@ -23,13 +23,13 @@ from hetplan.search.layouts import layout_of
 from hetplan.search.mixes import choices_within, solve_mix
 from hetplan.search.patterns import Patterns, enumerate_patterns
 from hetplan.search.problem import MANY_RANKS, Problem, Tables, build_tables
-from hetplan.search.shapes import Field, ShapeSearch, make_field
+from hetplan.search.shapes import MOST_VISITED, Field, ShapeSearch, make_field
 from hetplan.specs.workload import SHARDINGS, Sharding
 
-MOST_COLUMNS = 96
+MOST_COLUMNS = 64
 NEAR_BEST = 32
-MIX_EFFORT = 0.5
-MIX_ROUNDS = 8
+MIX_EFFORT = 0.2
+MIX_ROUNDS = 4
 MIX_STEP = 0.6
 """Where between the bound and the best plan the next mix is asked for."""
 MIXED_SHARDINGS = 2
@@ -106,10 +106,10 @@ class PatternSearch:
         tables = (self.tables(size, self.loosest, MANY_RANKS) for size in self.sizes)
         return [table for table in tables if table is not None]
 
-    def shapes(self) -> float:
-        """Price plans of one shape; return the step time none of them beats."""
+    def shapes(self, most_visited: int = MOST_VISITED) -> float:
+        """Price plans of one shape, at most so many shapes; return the step time none of them beats."""
         self.book.enter("single shapes")
-        search = ShapeSearch(self.book, self._fields())
+        search = ShapeSearch(self.book, self._fields(), most_visited)
         bound_s = search.run(self.tables)
         self.near_best = search.columns[-NEAR_BEST:]
         self.num_shapes = sum(int((field.copies > 0).sum()) for field in search.fields)

@@ -15,6 +15,7 @@ from hetplan.search.uniform import price_grids
 
 SMALL_DEVICES = 8
 SMALL_BUDGET = 20_000
+MOST_VISITED = 100
 
 
 def quick(prices: Prices, request: SearchRequest) -> Candidate | None:
@@ -33,7 +34,7 @@ def quick(prices: Prices, request: SearchRequest) -> Candidate | None:
         found = exhaustive(prices, request, None, SMALL_BUDGET)
         if found.complete:
             return found.candidates[0] if found.candidates else None
-    PatternSearch(problem, book).shapes()
+    PatternSearch(problem, book).shapes(MOST_VISITED)
     if book.best is None and (near := fits(problem)) is not None:
         book.consider(near.layout)
     return book.best.candidate if book.best else None

@@ -27,7 +27,7 @@ from hetplan.costs.records import Floats
 from hetplan.plan.records import Layout
 from hetplan.search.after import Ending
 from hetplan.search.book import Book
-from hetplan.search.columns import Column, finished, improve, make_columns
+from hetplan.search.columns import Column, finished, improve, make_columns, refitted
 from hetplan.search.layouts import layout_of
 from hetplan.search.patterns import Ints, Patterns, backward_share, breakpoints, fill_work_s, whole_layers_tau_s
 from hetplan.search.problem import Problem, Tables
@@ -39,6 +39,7 @@ TOLERANCE = 0.004
 """The visit ends when no bound is further below the best plan than this."""
 MOST_VISITED = 16_000
 IMPROVED_STAGES = 24
+NEAR_BEST = 1.03
 BIG_S = 1e150
 MOST_DEGREE = 64
 """Sharing states wider than this is not told apart when cuts are made."""
@@ -119,7 +120,8 @@ def _bounds_s(field: Field, count: Ints, after: Floats, at: tuple[Floats, float]
 class ShapeSearch:
     """Visits shapes of all fields in the order of their bounds."""
 
-    def __init__(self, book: Book, fields: Sequence[Field]) -> None:
+    def __init__(self, book: Book, fields: Sequence[Field], most_visited: int = MOST_VISITED) -> None:
+        self.most_visited = most_visited
         self.book = book
         self.problem = book.problem
         self.fields = fields
@@ -139,9 +141,9 @@ class ShapeSearch:
         while at < len(order):
             self.book.keep_time()
             limit = self.book.best_step_s * (1 - TOLERANCE)
-            if values[order[at]] >= limit or self.visited >= MOST_VISITED:
+            if values[order[at]] >= limit or self.visited >= self.most_visited:
                 break
-            sweep = order[at : at + SWEEP]
+            sweep = order[at : at + min(SWEEP, self.most_visited)]
             sweep = sweep[values[sweep] < limit]
             for f in np.unique(where[sweep]).tolist():
                 self._visit(self.fields[f], rows[sweep[where[sweep] == f]], tables_of)
@@ -155,29 +157,33 @@ class ShapeSearch:
         parts = self.problem.batch // field.tables.microbatch
         copies = field.copies[rows]
         counts = -(-parts // copies)
-        held = np.minimum(counts, field.patterns.stages[rows])
-        degree = np.minimum(1 << np.floor(np.log2(copies)).astype(int), MOST_DEGREE)
-        for share, flight in sorted(set(zip(degree.tolist(), _held_class(held).tolist(), strict=True))):
+        held = np.where(counts >= field.patterns.stages[rows], self.problem.num_layers, _held_class(counts))
+        degree = np.minimum(4 ** np.floor(np.log2(copies) / 2).astype(int), MOST_DEGREE)
+        for share, flight in sorted(set(zip(degree.tolist(), held.tolist(), strict=True))):
             tables = tables_of(field.tables.microbatch, field.sharding, share, share)
             if tables is None:
                 continue
-            some = rows[(degree == share) & (_held_class(held) == flight)]
+            some = rows[(degree == share) & (held == flight)]
             made = make_columns(self.problem, tables, field.patterns.take(some), flight)
             ending = Ending(self.problem, field.sharding, share)
             for row, column in zip(some.tolist(), made, strict=True):
                 if column is not None:
-                    self._price(tables, finished(self.problem, column, ending), int(field.copies[row]), ending)
+                    self._price(finished(self.problem, column, ending), int(field.copies[row]), tables_of)
 
-    def _price(self, tables: Tables, column: Column, copies: int, ending: Ending) -> None:
+    def _price(self, column: Column, copies: int, tables_of: TablesOf) -> None:
         parts = self.problem.batch // column.microbatch
         count = -(-parts // copies)
-        seconds = column.step_s(count)
-        if seconds > self.book.best_step_s * 1.03:
+        if column.step_s(count) > self.book.best_step_s * NEAR_BEST:
             return
         self.columns.append(column)
+        share = 1 << (copies.bit_length() - 1)
+        tables = tables_of(column.microbatch, column.sharding, share, share)
+        ending = Ending(self.problem, column.sharding, share)
         better = column
-        if len(column.stages) <= IMPROVED_STAGES and count * len(column.stages) <= 1500:
-            better = improve(self.problem, tables, column, count, ending)
+        if tables is not None:
+            better = finished(self.problem, refitted(self.problem, tables, column, count), ending)
+            if len(column.stages) <= IMPROVED_STAGES and count * len(column.stages) <= 1500:
+                better = improve(self.problem, tables, better, count, ending)
         if better.step_s(count) > self.book.best_step_s * (1 + TOLERANCE):
             return
         for layout in copies_of(self.problem, better, copies):
