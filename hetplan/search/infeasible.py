@@ -113,10 +113,10 @@ def _remarks(near: Near) -> Iterator[str]:
         for stage in near.estimate.stages
         for replica in (near.layout.replicas[stage.replica],)
     )
-    yield f"optimizer states kept in host memory ({format_bytes(host)} in all): {verdict}; hetplan plans no offloading"
+    yield f"Optimizer states kept in host memory ({format_bytes(host)} in all): {verdict}; hetplan plans no offloading"
     left = without(near, "optimizer_bytes", "gradients_bytes")
     verdict = "would fit" if left <= 0 else f"would still lack {left / GIB:.2f} GiB"
-    yield f"training adapters only (LoRA; states of the frozen weights fall away): {verdict}; hetplan plans no adapters"
+    yield f"Training adapters only (LoRA; states of the frozen weights fall away): {verdict}; hetplan plans no adapters"
 
 
 def _beyond_memory(problem: Problem, request: SearchRequest, near: Near) -> Diagnosis:
@@ -156,31 +156,32 @@ def _fixes(problem: Problem, request: SearchRequest, *, shorten: bool = False) -
 
 
 def diagnosis_text(diagnosis: Diagnosis, dropped: Mapping[str, int] | None = None) -> str:
-    """Return a diagnosis in words: its sentence, then an indented line for each piece of advice."""
+    """Return a diagnosis in words: its sentence, then an indented sentence for each piece of advice."""
     lines = [*_fix_lines(diagnosis.fixes), *_need_lines(diagnosis.devices_needed, diagnosis.constraint)]
     lines += diagnosis.remarks
     if diagnosis.constraint in ("limits", "search") and dropped:
-        lines.append("refused: " + ", ".join(f"{reason} ({count}x)" for reason, count in dropped.items()))
-    return "\n".join([diagnosis.sentence, *(f"  {line}" for line in lines)])
+        lines.append("Refused: " + ", ".join(f"{reason} ({count}x)" for reason, count in dropped.items()))
+    return "\n".join([f"{diagnosis.sentence}.", *(f"  {line}." for line in lines)]) if lines else diagnosis.sentence
 
 
 def _fix_lines(fixes: tuple[Fix, ...]) -> Iterator[str]:
     works = sorted((fix for fix in fixes if fix.step_s is not None), key=lambda fix: fix.step_s or 0.0)
-    for fix in works:
-        yield f"fits with: {fix.words} (step {format_seconds(fix.step_s or 0.0)})"
+    if works:
+        words = (f"{fix.words} (step {format_seconds(fix.step_s or 0.0)})" for fix in works)
+        yield f"What fits: {'; or '.join(words)}"
     others = [fix.words for fix in fixes if fix.step_s is None]
     if others:
-        yield f"not enough alone: {'; '.join(others)}"
+        yield f"Not enough alone: {'; '.join(others)}"
 
 
 def _need_lines(needs: tuple[Need, ...], constraint: Constraint) -> Iterator[str]:
-    for need in needs:
-        yield (
-            f"fits with {need.nodes} nodes of group {need.group} ({need.devices} devices) instead of "
-            f"{need.existing_nodes}"
+    if needs:
+        words = (
+            f"{n.nodes} nodes of group {n.group} ({n.devices} devices) instead of {n.existing_nodes}" for n in needs
         )
-    if not needs and constraint == "memory":
-        yield "no number of nodes makes it fit: one layer is too large for a device under these limits"
+        yield f"Devices that would do: {'; or '.join(words)}"
+    elif constraint == "memory":
+        yield "No number of nodes makes it fit under these limits"
 
 
 __all__ = ["Diagnosis", "diagnose", "diagnosis_text", "explain_infeasible", "overflow_bytes"]

@@ -12,6 +12,7 @@ memory is the one that counts. Devices may be left unused, so more devices never
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -84,10 +85,15 @@ def lightest(problem: Problem, *, enough: bool = False) -> Near | None:
     `enough`: the first valid layout will do.
     """
     found: list[tuple[float, int, _Shape, tuple[int, ...]]] = []
+    scores: list[float] = []
     for shape in _shapes(problem):
+        worth = 0.0 if enough else (sorted(scores)[PRICED - 1] if len(scores) >= PRICED else math.inf)
+        if _mean_overflow(problem, shape) > worth:
+            continue
         scored = _best_cut(problem, shape)
         if scored is None:
             continue
+        scores.append(scored[0])
         found.append((scored[0], len(found), shape, scored[1]))
         if enough and scored[0] <= 0:
             near = _priced(problem, shape, scored[1])
@@ -208,6 +214,20 @@ def _shardings(problem: Problem, copies: int, meshes: Sequence[Mesh]) -> tuple[S
     return tuple(s for s in allowed if s == "none") or allowed[:1] if alone else allowed
 
 
+def _mean_overflow(problem: Problem, shape: _Shape) -> float:
+    """Return bytes a stage lacks on average at the very least: what no cut can share out better.
+
+    Every layer's states lie on some stage, and its activations of one microbatch at least; a chain's fixed bytes less
+    those of its largest layer are no more than the sum of the layers' states.
+    """
+    needs = []
+    for mesh in dict.fromkeys(shape.meshes):
+        fixed, flight = _matrices(problem, shape, mesh)
+        needs.append(float(fixed[0, -1] - np.diagonal(fixed, 1).max() + flight[0, -1]))
+    room = sum(problem.prices.capacity_bytes(mesh.name) for mesh in shape.meshes)
+    return (min(needs) - room) / len(shape.meshes)
+
+
 def _best_cut(problem: Problem, shape: _Shape) -> tuple[float, tuple[int, ...]] | None:
     """Return the least largest overflow of a shape in bytes, and the stage starts (and end) that reach it."""
     schedule, depth = problem.limits.schedules[0], len(shape.meshes)
@@ -246,10 +266,7 @@ def _given_cut(problem: Problem, depth: int) -> tuple[int, ...] | None:
 def _overflows(problem: Problem, shape: _Shape, mesh: Mesh, held: int) -> Floats:
     """Return the bytes each span lacks on a mesh, shape (layers + 1, layers + 1); infinite where it is no span."""
     prices = problem.prices
-    ranks = shape.copies * mesh.dp * mesh.cp if shape.sharding != "none" else 1
-    degrees = ShardDegrees(dense=ranks, expert=max(1, ranks // mesh.ep))
-    option = mesh.option(shape.microbatch, shape.recompute)
-    fixed, flight = prices.memory_matrices(option, shape.sharding, degrees)
+    fixed, flight = _matrices(problem, shape, mesh)
     over = fixed + held * flight - prices.capacity_bytes(mesh.name)
     is_span = np.triu(np.ones(over.shape, dtype=bool), k=1)
     if problem.limits.min_decoder_layers > 0:
@@ -257,6 +274,14 @@ def _overflows(problem: Problem, shape: _Shape, mesh: Mesh, held: int) -> Floats
         before = np.concatenate([[0], np.cumsum(is_decoder)])
         is_span &= before[None, :] - before[:, None] >= problem.limits.min_decoder_layers
     return np.asarray(np.where(is_span, over, np.inf), dtype=np.float64)
+
+
+def _matrices(problem: Problem, shape: _Shape, mesh: Mesh) -> tuple[Floats, Floats]:
+    """Return fixed bytes and bytes a microbatch of every span on a mesh."""
+    ranks = shape.copies * mesh.dp * mesh.cp if shape.sharding != "none" else 1
+    degrees = ShardDegrees(dense=ranks, expert=max(1, ranks // mesh.ep))
+    option = mesh.option(shape.microbatch, shape.recompute)
+    return problem.prices.memory_matrices(option, shape.sharding, degrees)
 
 
 def _walk(over: Sequence[Floats]) -> tuple[float, tuple[int, ...]] | None:

@@ -98,7 +98,7 @@ def test_recompute_is_offered_where_it_alone_fits():
 def test_a_change_that_is_not_enough_is_said_to_be_not_enough():
     _, found = diagnosis_of(one_box(), limits=Limits(recompute=("none",)))
     assert all(fix.step_s is None for fix in found.fixes if "full recompute" in fix.words)
-    assert "not enough alone: allow full recompute" in diagnosis_text(found)
+    assert "Not enough alone: allow full recompute" in diagnosis_text(found)
 
 
 def test_offloading_and_adapters_are_remarks_with_their_verdict():
