@@ -47,27 +47,45 @@ class Column:
 
     def step_s(self, num_microbatches: int) -> float:
         """Return when the last stage is done with what follows its last backward pass."""
+        num = len(self.stages)
+        steady = 3 * num + 8
+        if num_microbatches <= steady + num:
+            return self._done_s(num_microbatches)
+        # In its steady state a pipeline repeats itself every `num` microbatches.
+        late, early = self._done_s(steady), self._done_s(steady - num)
+        return late + (num_microbatches - steady) * (late - early) / num
+
+    def _done_s(self, num_microbatches: int) -> float:
         ends = _rank_ends_s(self.schedule, len(self.stages), num_microbatches, self.durations)
         return max(end + after for end, after in zip(ends, self.after_s, strict=True)) if self.after_s else max(ends)
 
+    def least_s(self, num_microbatches: int) -> float:
+        """Return seconds it takes at least: each stage's work, and that between the first and the last journey."""
+        m, num = num_microbatches, len(self.stages)
+        forward, backward, p2p = self.durations.forward_s, self.durations.backward_s, (*self.durations.p2p_s, 0.0)
+        latency = sum(forward) + sum(backward) + 2 * sum(p2p)
+        before = least = 0.0
+        for s in range(num):
+            tau, held = forward[s] + backward[s], num - s
+            journeys = 2 * (latency - before) + (m - 1 - held) * tau if m > held else latency - before
+            least = max(least, before + max(m * tau, journeys))
+            before += tau + 2 * p2p[s]
+        return least
+
     def most_microbatches(self, limit_s: float) -> int:
         """Return the most microbatches with which the column is done within `limit_s` (0: none)."""
-        one = self.step_s(1)
-        if one > limit_s:
-            return 0
-        busiest = max(f + b for f, b in zip(self.durations.forward_s, self.durations.backward_s, strict=True))
-        low, high = 1, max(2, int(limit_s / busiest) + 1)
-        guess = max(1, min(high - 1, 1 + int((limit_s - one) / busiest)))
-        step = 1
-        while low < high - 1:
-            if self.step_s(guess) <= limit_s:
-                low = guess
-                guess = min(high - 1, low + step)
-            else:
-                high = guess
-                guess = max(low, high - step)
-                guess = guess if guess > low else (low + high) // 2
-            step *= 2
+        low, high = 0, 1
+        while self.least_s(high) <= limit_s:
+            low, high = high, 2 * high
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.least_s(middle) <= limit_s else (low, middle)
+        step, top = 1, low
+        while low and self.step_s(low) > limit_s:
+            top, low, step = low, max(0, low - step), 2 * step
+        while top - low > 1:
+            middle = (low + top) // 2
+            low, top = (middle, top) if self.step_s(middle) <= limit_s else (low, middle)
         return low
 
     def replica(self, num_microbatches: int, copies: int) -> Replica:

@@ -7,8 +7,10 @@ from dataclasses import replace
 
 from hetplan.plan.limits import Limits
 from hetplan.search.book import Book
+from hetplan.search.problem import build_problem
 from hetplan.search.quick import quick
-from hetplan.search.records import Alternative, Candidate, SearchRequest
+from hetplan.search.records import Alternative, Candidate
+from hetplan.search.uniform import price_grids
 
 UNIFORM = "best uniform"
 
@@ -18,7 +20,7 @@ def alternatives_of(book: Book) -> tuple[Alternative, ...]:
     problem, request = book.problem, book.request
     names = [group.name for group in problem.prices.cluster.groups if group.name not in request.limits.exclude]
     book.enter("comparison")
-    rows = [_row(book, UNIFORM, uniform(request.limits))]
+    rows = [_uniform_row(book)]
     kinds: dict[str, list[str]] = {}
     for group in problem.prices.cluster.groups:
         if group.name in names:
@@ -32,19 +34,25 @@ def alternatives_of(book: Book) -> tuple[Alternative, ...]:
 
 
 def uniform(limits: Limits) -> Limits:
-    """Return the limits of a plan with one grid and equal stages."""
-    return replace(
-        limits,
-        uniform_degrees=True,
-        uniform_cuts=True,
-        uniform_microbatches=True,
-        equal_cuts=limits.pinned_layers is None,
-    )
+    """Return the limits of a plan with one grid for all replicas."""
+    return replace(limits, uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True)
+
+
+def _uniform_row(book: Book) -> Alternative:
+    """Return the best plan with one grid and stages as equal as the layers divide."""
+    request = replace(book.request, limits=uniform(book.request.limits))
+    problem = build_problem(book.problem.prices, request.limits)
+    own = Book(problem, replace(request, compare=False, time_limit_s=None))
+    if problem.meshes:
+        price_grids(own, equal_cuts=request.limits.pinned_layers is None)
+    return _alternative(UNIFORM, own.best.candidate if own.best else None)
 
 
 def _row(book: Book, name: str, limits: Limits) -> Alternative:
-    request: SearchRequest = replace(book.request, limits=limits)
-    candidate = quick(book.problem.prices, request)
+    return _alternative(name, quick(book.problem.prices, replace(book.request, limits=limits)))
+
+
+def _alternative(name: str, candidate: Candidate | None) -> Alternative:
     return Alternative(name=name, candidate=candidate, reason="" if candidate else "nothing of this kind fits")
 
 

@@ -16,6 +16,7 @@ then come a tied table, its update, and the gathers of its buckets one after the
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import accumulate, pairwise, product
 
@@ -261,13 +262,24 @@ class Floors:
         return gather_l if self._space.context.sharding == "full" else 0.0 * gather_l, reduce_l
 
     def _packings(self, ring: Ring) -> list[tuple[Holders, ...]]:
-        """Return the holders of a ring, for every number of them a node could take."""
-        choices = []
-        for group, ranks, tp, _ in ring:
-            per_node = -(-self._prices.cluster.group(group).devices_per_node // tp)
-            packed = range(1, min(ranks, per_node) + 1)
-            choices.append([Holders(group=group, num_ranks=ranks, ranks_per_node=near, tp=tp) for near in packed])
-        return list(product(*choices))
+        """Return the holders of a ring, for every number of them a node could take.
+
+        Rows of equal group and tp are counted both one by one and as one: on one node they may be neighbours.
+        """
+        apart = [(group, ranks, tp) for group, ranks, tp, _ in ring]
+        merged: dict[tuple[str, int], int] = {}
+        for group, ranks, tp in apart:
+            merged[group, tp] = merged.get((group, tp), 0) + ranks
+        together = [(group, ranks, tp) for (group, tp), ranks in merged.items()]
+        found = []
+        for rows in (apart, together) if together != apart else (apart,):
+            found.extend(product(*[list(self._packed(*row)) for row in rows]))
+        return found
+
+    def _packed(self, group: str, ranks: int, tp: int) -> Iterator[Holders]:
+        per_node = -(-self._prices.cluster.group(group).devices_per_node // tp)
+        for near in range(1, min(ranks, per_node) + 1):
+            yield Holders(group=group, num_ranks=ranks, ranks_per_node=near, tp=tp)
 
     def _add_bucket(self, piece: Piece, parts: list[tuple[_Row, list[_StageWork], Finish, list[_Traffic]]]) -> None:
         first, end, _ = piece

@@ -20,7 +20,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from hetplan.costs.links import Link, crossing_bytes_per_s, inside_link, link_between
+from hetplan.costs.links import Link, crossing_bytes_per_s, inside_link, link_between, pcie_link
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import Floats, Holders, LayerCosts, ShardDegrees
 from hetplan.plan.placement import places_of
@@ -131,6 +131,8 @@ def s_per_byte(prices: Prices, mesh: Mesh) -> float:
         if link is not None:
             rings = max(1, min(mesh.tp, group.devices_per_node))
             rates.append(crossing_bytes_per_s(link, group, rings=rings, ranks=domain))
+        if other is not group and not set(group.nodes).isdisjoint(other.nodes):
+            rates.append(pcie_link(group, other, known).bandwidth_bytes_per_s)
     return 1.0 / (max(rates) * mesh.tp) if rates else UNREACHABLE_S
 
 

@@ -173,7 +173,8 @@ class ShapeSearch:
     def _price(self, column: Column, copies: int, tables_of: TablesOf) -> None:
         parts = self.problem.batch // column.microbatch
         count = -(-parts // copies)
-        if column.step_s(count) > self.book.best_step_s * NEAR_BEST:
+        near_s = self.book.best_step_s * NEAR_BEST
+        if column.least_s(count) > near_s or column.step_s(count) > near_s:
             return
         self.columns.append(column)
         share = 1 << (copies.bit_length() - 1)

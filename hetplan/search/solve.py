@@ -65,8 +65,6 @@ def search(prices: Prices, request: SearchRequest, progress: Callable[[Progress]
     alternatives: tuple[Alternative, ...] = ()
     if request.compare and status != "limit":
         alternatives = alternatives_of(book)
-    if book.best_value - book.bound <= 1e-9 * book.best_value:
-        status = "optimal" if status == "feasible" else status
     return _result(book, (status, space), alternatives)
 
 
