@@ -259,7 +259,7 @@ class Floors:
         found = [self._prices.gathers_s(option, holders) for holders in self._packings(ring)]
         gather_l = np.minimum.reduce([gather for gather, _ in found])
         reduce_l = np.minimum.reduce([reduce for _, reduce in found])
-        return gather_l if self._space.context.sharding == "full" else 0.0 * gather_l, reduce_l
+        return gather_l if self._space.context.sharding == "full" else np.zeros_like(gather_l), reduce_l
 
     def _packings(self, ring: Ring) -> list[tuple[Holders, ...]]:
         """Return the holders of a ring, for every number of them a node could take.

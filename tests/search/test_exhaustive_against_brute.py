@@ -16,6 +16,12 @@ MOST_LAYOUTS = 150
 ENOUGH = 10**9
 
 
+def many(count):
+    return settings(
+        max_examples=count, deadline=None, derandomize=True, database=None, suppress_health_check=list(HealthCheck)
+    )
+
+
 def tried(prices, limits):
     """Return every valid layout of an instance with its estimate, and the limits they obey."""
     step, last = 0, False
@@ -28,10 +34,7 @@ def tried(prices, limits):
     return None, limits
 
 
-@pytest.mark.parametrize("objective", ["time", "cost", "energy", "cost-within-time"])
-@settings(max_examples=120, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck), database=None)
-@given(instance=tiny.instances(), slack=st.sampled_from([1.0, 1.2, 2.0, 10.0]))
-def test_best_layout_is_that_of_trying_every_one(objective, instance, slack):
+def agree(instance, objective, slack=1.0):
     prices, limits = instance
     every, limits = tried(prices, limits)
     if every is None:
@@ -40,12 +43,38 @@ def test_best_layout_is_that_of_trying_every_one(objective, instance, slack):
     request = SearchRequest(objective=objective, limits=limits, time_budget_s=slack * fastest_s * (1 + 1e-9))
     values = [value for _, found in every if (value := objective_value(found, request)) is not None]
     answer = exhaustive(prices, request, None, ENOUGH)
-    event("feasible" if values else "infeasible")
     assert answer.complete
     if not values:
+        event("infeasible")
         assert answer.candidates == ()
         assert answer.bound == math.inf
         return
-    value = objective_value(answer.candidates[0].estimate, request)
-    assert value == pytest.approx(min(values), rel=1e-9)
+    best = answer.candidates[0]
+    event(f"{sum(replica.copies for replica in best.layout.replicas)} replicas")
+    assert objective_value(best.estimate, request) == pytest.approx(min(values), rel=1e-9)
     assert answer.bound <= min(values) * (1 + 1e-9)
+
+
+@many(200)
+@given(instance=tiny.instances())
+def test_fastest_layout_is_that_of_trying_every_one(instance):
+    agree(instance, "time")
+
+
+@many(200)
+@given(instance=tiny.busy_instances())
+def test_fastest_set_of_replicas_is_that_of_trying_every_one(instance):
+    agree(instance, "time")
+
+
+@pytest.mark.parametrize("objective", ["cost", "energy"])
+@many(100)
+@given(instance=st.one_of(tiny.instances(), tiny.busy_instances()))
+def test_cheapest_layout_is_that_of_trying_every_one(objective, instance):
+    agree(instance, objective)
+
+
+@many(100)
+@given(instance=st.one_of(tiny.instances(), tiny.busy_instances()), slack=st.sampled_from([1.0, 1.2, 2.0, 10.0]))
+def test_cheapest_layout_within_a_time_is_that_of_trying_every_one(instance, slack):
+    agree(instance, "cost-within-time", slack)

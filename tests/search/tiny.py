@@ -172,6 +172,33 @@ def instances(draw, max_devices=6, max_layers=6):
     return price(cluster(draw, num_devices, num_types), model, workload), draw(limits(bool(num_experts)))
 
 
+@st.composite
+def busy_instances(draw):
+    """Instances whose best plan mostly has several replicas: short chains, roomy devices, larger batches."""
+    num_devices = draw(st.integers(2, 5))
+    num_types = draw(st.integers(1, min(2, num_devices)))
+    model = llama_like(draw(st.integers(1, 2)), width=1024, tied=draw(st.booleans()))
+    found = cluster(draw, num_devices, num_types)
+    roomy = tuple(
+        replace(
+            group,
+            usable_memory_bytes=draw(st.sampled_from([4, 80])) * GIB,
+            speed=draw(st.sampled_from([0.01, 0.03, 1.0])),
+        )
+        for group in found.groups
+    )
+    space = Limits(
+        tp=(1,),
+        pp=draw(st.sampled_from([(1,), (2,), (1, 2)])),
+        microbatch=(1,),
+        recompute=draw(st.sampled_from([("none",), ("full",)])),
+        sharding=draw(st.sampled_from(SHARDINGS)),
+        schedules=draw(st.sampled_from(SCHEDULES)),
+    )
+    workload = Workload(seq_len=draw(st.sampled_from([512, 4096])), global_batch=draw(st.integers(2, 8)))
+    return price(replace(found, groups=roomy), model, workload), space
+
+
 def shrink_limits(limits, step):
     """Return tighter limits, tighter with every step: fewer words to choose from, then shorter pipelines."""
     changes = [
