@@ -32,13 +32,13 @@ MIX_EFFORT = 0.2
 MIX_ROUNDS = 4
 MIX_STEP = 0.6
 """Where between the bound and the best plan the next mix is asked for."""
-MIXED_SHARDINGS = 2
+MIXED_SHARDINGS = 1
 LARGER_MICROBATCH_GAIN = 4e-3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proved:
-    """The bound under one sharding, and the optimum of its linear program."""
+    """One sharding's linear program, and a step time no mix beats."""
 
     sharding: Sharding
     ranks: int
@@ -124,21 +124,23 @@ class PatternSearch:
         return fields
 
     def prove_mixes(self) -> float:
-        """Return a step time no plan of the patterns beats, of however many shapes: the least over all shardings."""
+        """Return a step time no plan of the patterns beats, of however many shapes, under whatever sharding."""
         self.book.enter("bound of mixes")
         floor_s = device_seconds_s(self.problem, self.bound_tables())
         bound_s = self.book.best_step_s
+        num = len(self.problem.meshes)
         if not np.isfinite(bound_s):
             return floor_s
-        ranks = self._fewest_replicas(bound_s)
-        for sharding in self._by_promise():
+        loosest = [Pool(t, self.patterns(t.microbatch, self.loosest, 1), np.zeros(num)) for t in self.bound_tables()]
+        step_s = BoundSearch(self.problem, loosest).least_step_s(bound_s, floor_s)
+        most = max((int(pool.samples(bound_s).max(initial=0)) for pool in loosest), default=1)
+        ranks = max(1, -(-self.problem.batch // max(1, most)))
+        for sharding in self._by_promise()[:MIXED_SHARDINGS]:
             self.book.keep_time()
-            bounds = self._bounds_of(sharding, ranks)
-            step_s = bounds.least_step_s(bound_s, floor_s)
-            if bounds.mix is not None:
-                self.proved.append(Proved(sharding=sharding, ranks=ranks, step_s=step_s, bounds=bounds))
-            bound_s = min(bound_s, step_s)
-        return max(floor_s, bound_s)
+            self.proved.append(
+                Proved(sharding=sharding, ranks=ranks, step_s=step_s, bounds=self._bounds_of(sharding, ranks))
+            )
+        return max(floor_s, step_s)
 
     def _by_promise(self) -> list[Sharding]:
         """Return the allowed shardings, those of the best layouts so far first."""
@@ -157,23 +159,13 @@ class PatternSearch:
                 pools.append(Pool(tables, self.patterns(size, sharding, 2), ending.units(tables)))
         return BoundSearch(self.problem, pools)
 
-    def _fewest_replicas(self, step_s: float) -> int:
-        """Return how many replicas it takes at least to meet the batch within `step_s`."""
-        most = 1
-        for tables in self.bound_tables():
-            nothing_m = np.zeros(len(self.problem.meshes))
-            pool = Pool(tables, self.patterns(tables.microbatch, self.loosest, 1), nothing_m)
-            most = max(most, int(pool.samples(step_s).max(initial=0)))
-        return max(1, -(-self.problem.batch // most))
-
     def mix(self, effort: float) -> None:
         """Price mixes of several shapes for step times between the bound and the best plan."""
         self.book.enter("mixes")
-        ranked = sorted(self.proved, key=lambda proved: proved.step_s)[:MIXED_SHARDINGS]
-        for proved in ranked:
+        for proved in self.proved:
             columns = self._columns(proved)
             if columns:
-                self._mix_columns(columns, proved, effort / len(ranked))
+                self._mix_columns(columns, proved, effort / len(self.proved))
 
     def _columns(self, proved: Proved) -> list[Column]:
         """Return the best cuts of the patterns nearest to the linear program's optimum for the best step time."""

@@ -70,6 +70,8 @@ class Problem:
     batch: int
     dropped: dict[str, int]
     """Reason -> meshes or groups left out."""
+    seconds_memo: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
+    """Microbatch -> forward and backward seconds, (meshes, modes, layers)."""
 
     @property
     def num_layers(self) -> int:
@@ -201,12 +203,7 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
     if not able:
         return None
     num_m, num_r, num_l = len(problem.meshes), len(recomputes), problem.num_layers
-    options = [problem.meshes[m].option(microbatch, mode) for m in able for mode in recomputes]
-    costs = prices.table(options)
-    forward = np.full((num_m, num_r, num_l), np.inf)
-    backward = np.full((num_m, num_r, num_l), np.inf)
-    forward[able] = costs.forward_total_s.reshape(len(able), num_r, num_l)
-    backward[able] = costs.backward_total_s.reshape(len(able), num_r, num_l)
+    forward, backward = (seconds.copy() for seconds in _seconds(problem, microbatch, able))
     fixed = np.full((num_m, num_r, num_l + 1, num_l + 1), np.inf)
     flight = np.zeros((num_m, num_r, num_l + 1, num_l + 1))
     degrees = ShardDegrees(dense=degree, expert=degree)
@@ -242,6 +239,20 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
         unit_m=unit_m,
         weight_l=weight_l,
     )
+
+
+def _seconds(problem: Problem, microbatch: int, able: list[int]) -> tuple[Floats, Floats]:
+    """Return forward and backward seconds with communication, (meshes, modes, layers)."""
+    if microbatch not in problem.seconds_memo:
+        recomputes = problem.limits.recompute
+        options = [problem.meshes[m].option(microbatch, mode) for m in able for mode in recomputes]
+        costs = problem.prices.table(options)
+        shape = (len(problem.meshes), len(recomputes), problem.num_layers)
+        forward, backward = np.full(shape, np.inf), np.full(shape, np.inf)
+        forward[able] = costs.forward_total_s.reshape(len(able), *shape[1:])
+        backward[able] = costs.backward_total_s.reshape(len(able), *shape[1:])
+        problem.seconds_memo[microbatch] = (forward, backward)
+    return problem.seconds_memo[microbatch]
 
 
 def _travel(problem: Problem, microbatch: int, m: int, ranks: int) -> tuple[Floats, Floats]:

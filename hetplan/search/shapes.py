@@ -37,7 +37,7 @@ SWEEP = 1024
 """Patterns that get their best cut in one go."""
 TOLERANCE = 0.004
 """The visit ends when no bound is further below the best plan than this."""
-MOST_VISITED = 16_000
+MOST_VISITED = 7_200
 IMPROVED_STAGES = 24
 NEAR_BEST = 1.03
 BIG_S = 1e150

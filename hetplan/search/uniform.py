@@ -10,7 +10,7 @@ from hetplan.search.grids import Grid, grid_layout_of, grid_rows, grid_score_s, 
 from hetplan.search.problem import Problem, Tables, build_tables
 from hetplan.specs.workload import Sharding
 
-MOST_PRICED = 48
+MOST_PRICED = 20
 MOST_SCORED = 4000
 MOST_DEGREE = 64
 
