@@ -65,7 +65,7 @@ def headline(layout: Layout, setting: Setting) -> str:
 
 
 def layout_table(layout: Layout, estimate: Estimate, setting: Setting, *, full: bool = False) -> str:
-    """Return the table of replica shapes and stages; `full` never joins rows."""
+    """Return the table of replica shapes and stages; `full` joins no rows and cuts no names, however wide that is."""
     cluster, model = setting.cluster, setting.model
     found = {(use.replica, use.stage): use for use in estimate.stages}
     names = node_names(cluster)
@@ -80,7 +80,7 @@ def layout_table(layout: Layout, estimate: Estimate, setting: Setting, *, full: 
     for i, (replica, stages) in enumerate(zip(layout.replicas, shapes, strict=True)):
         rows.append(f"{shape_name(i)}: {replica_text(replica)}")
         rows += [_cells(row, shown) for row in stages]
-    return table(_HEADERS, rows, shrink="nodes")
+    return table(_HEADERS, rows, shrink="" if full else "nodes")
 
 
 def shape_name(index: int) -> str:

@@ -1,0 +1,92 @@
+"""What devices hold of a model's weights, as text and as documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from hetplan.costs.capacity import load_peak
+from hetplan.plan.serving import ServingStage, Verdict
+from hetplan.report.tables import bullets, join_sections, section, table
+from hetplan.specs.model import Model
+from hetplan.units import format_bytes
+
+
+def verdict_text(model: Model, verdicts: Sequence[Verdict], fraction: float) -> str:
+    """Return a line a candidate, and the reason of each."""
+    rows = [
+        (
+            verdict.name,
+            str(verdict.num_devices),
+            f"{verdict.bits:g}",
+            format_bytes(verdict.weights_bytes),
+            format_bytes(verdict.capacity_bytes),
+            "yes" if verdict.fits else "no",
+        )
+        for verdict in verdicts
+    ]
+    head = f"weights of {model.name}, at most {100 * fraction:.0f} % of memory"
+    reasons = [f"{verdict.name}: {verdict.reason}" for verdict in verdicts]
+    return join_sections(
+        [head, table(("group", "devices", "bits", "weights", "memory", "fits"), rows), section("Why", bullets(reasons))]
+    )
+
+
+def verdict_document(model: Model, verdicts: Sequence[Verdict]) -> dict[str, Any]:
+    """Return the same as a document."""
+    return {
+        "model": model.name,
+        "candidates": [
+            {
+                "group": verdict.name,
+                "devices": verdict.num_devices,
+                "bits": verdict.bits,
+                "weights_bytes": verdict.weights_bytes,
+                "capacity_bytes": verdict.capacity_bytes,
+                "left_bytes": verdict.left_bytes,
+                "fits": verdict.fits,
+                "reason": verdict.reason,
+                "load_peak_bytes": load_peak(model, verdict.bits, verdict.num_devices).peak_bytes,
+            }
+            for verdict in verdicts
+        ],
+    }
+
+
+def serving_text(model: Model, bits: float, groups: Sequence[str], stages: Sequence[ServingStage]) -> str:
+    """Return what each stage holds."""
+    rows = [
+        (
+            str(number),
+            group,
+            str(stage.num_decoders),
+            format_bytes(stage.weights_bytes),
+            format_bytes(stage.capacity_bytes),
+        )
+        for number, (group, stage) in enumerate(zip(groups, stages, strict=True))
+    ]
+    counts = ",".join(str(stage.num_decoders) for stage in stages)
+    head = f"weights of {model.name} at {bits:g} bits on {len(stages)} stages: layers {counts}"
+    peak = load_peak(model, bits, len(stages)).peak_bytes
+    note = f"a rank that loads the whole model before it keeps its part needs {format_bytes(peak)}"
+    return join_sections([head, table(("stage", "group", "layers", "weights", "of"), rows), bullets([note])])
+
+
+def serving_document(
+    model: Model, bits: float, groups: Sequence[str], stages: Sequence[ServingStage]
+) -> dict[str, Any]:
+    """Return the same as a document."""
+    return {
+        "model": model.name,
+        "bits": bits,
+        "load_peak_bytes": load_peak(model, bits, len(stages)).peak_bytes,
+        "stages": [
+            {
+                "group": group,
+                "layers": stage.num_decoders,
+                "weights_bytes": stage.weights_bytes,
+                "capacity_bytes": stage.capacity_bytes,
+            }
+            for group, stage in zip(groups, stages, strict=True)
+        ],
+    }
