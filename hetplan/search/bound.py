@@ -111,7 +111,7 @@ class BoundSearch:
             method="highs-ds",
         )
         prices = -np.asarray(result.ineqlin.marginals)
-        return Mix(samples=-result.fun, copies=np.asarray(result.x), prices_g=prices, rows=tuple(columns))
+        return Mix(samples=-float(result.fun or 0.0), copies=np.asarray(result.x), prices_g=prices, rows=tuple(columns))
 
     def _add_improving(self, mix: Mix, samples: Sequence[Ints]) -> bool:
         """Add patterns outside the working set that the dual prices do not rule out; False proves impossibility."""
@@ -154,4 +154,4 @@ def device_seconds_s(problem: Problem, tables: Sequence[Tables]) -> float:
     result = linprog(
         objective, A_ub=budget, b_ub=np.zeros(num_groups), A_eq=everything, b_eq=np.ones(num_layers), method="highs-ds"
     )
-    return float(result.fun) * (1 - 1e-9) if result.status == 0 else 0.0
+    return float(result.fun or 0.0) * (1 - 1e-9) if result.status == 0 else 0.0

@@ -208,4 +208,4 @@ def grid_score_s(problem: Problem, tables: Tables, grid: Grid, rows: Sequence[tu
     work = float(tables.weight_l.sum())
     tau = work / sum(1 / u for u in unit)
     count = problem.batch // (grid.microbatch * grid.replicas)
-    return tau * (grid.pp + count - 1)
+    return float(tau * (grid.pp + count - 1))

@@ -114,7 +114,7 @@ def _bounds_s(field: Field, count: Ints, after: Floats, at: tuple[Floats, float]
     work = fill_work_s(unit, held, tables, np.minimum(best_s, BIG_S) / m)
     share = (p - m + 1) / np.maximum((m - 1) * beta, 1e-9)
     few = np.where((m > 1) & (m <= p), comm + work * (1 + 1 / (1 + np.maximum(share, 0.0))), 0.0)
-    return np.maximum.reduce([rate, first, flow, few, m * floor_tau_s])
+    return np.asarray(np.maximum.reduce([rate, first, flow, few, m * floor_tau_s]))
 
 
 class ShapeSearch:
