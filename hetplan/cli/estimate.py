@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -18,7 +19,6 @@ from hetplan.cli.options import (
     Verbose,
     WorkloadFile,
     one_of,
-    parse_counts,
 )
 
 if TYPE_CHECKING:
@@ -47,7 +47,8 @@ def estimate(
         typer.Option("--schedule", help="gpipe, 1f1b, interleaved, zero-bubble.  [default: 1f1b; vpp: interleaved]"),
     ] = None,
     layers_per_stage: Annotated[
-        str | None, typer.Option("--layers-per-stage", metavar="LIST", help="Decoder layers of each stage.")
+        str | None,
+        typer.Option("--layers-per-stage", metavar="LIST", help="11,12,12,11, a Megatron layout, or last=13."),
     ] = None,
     groups: Annotated[
         str | None, typer.Option("--groups", metavar="LIST", help="Groups to use, in this order.  [default: all]")
@@ -64,6 +65,7 @@ def estimate(
     """Price a layout given by degrees, or a saved plan."""
     from hetplan.cli.inputs import WorkloadWords, load_job, load_plan
     from hetplan.cli.pricing import priced_grid, priced_plan, show_priced
+    from hetplan.cli.stage_counts import stage_counts
     from hetplan.plan.layouts import Grid
     from hetplan.plan.records import SCHEDULES
     from hetplan.specs.workload import RECOMPUTES, SHARDINGS
@@ -91,8 +93,9 @@ def estimate(
         recompute=one_of(recompute, "--recompute", RECOMPUTES),
         sharding=one_of(sharding, "--sharding", SHARDINGS),
         schedule=one_of(schedule, "--schedule", SCHEDULES) if schedule else None,
-        layers_per_stage=parse_counts(layers_per_stage, "--layers-per-stage", minimum=0),
         groups=tuple(groups.split(",")) if groups else None,
     )
     job = load_job(cluster, model, words, calibration, is_used=lambda name: name in (grid.groups or (name,)))
-    show_priced(priced_grid(job, grid), as_json=as_json, full=verbose)
+    num_layers = sum(layer.kind == "decoder" for layer in job.model.chain)
+    counts = stage_counts(layers_per_stage, "--layers-per-stage", num_layers, pp, vpp)
+    show_priced(priced_grid(job, replace(grid, layers_per_stage=counts)), as_json=as_json, full=verbose)

@@ -52,7 +52,7 @@ def search(
         typer.Option("--within", metavar="SECONDS", help="Longest step allowed (cost-within-time)."),
     ] = None,
     pin: Annotated[
-        str | None, typer.Option("--pin", metavar="LIST", help="Decoder layers of each stage: 11,12,12,11.")
+        str | None, typer.Option("--pin", metavar="LIST", help="Layers a stage: 11,12,12,11 or a Megatron layout.")
     ] = None,
     exclude: Annotated[
         list[str] | None, typer.Option("--exclude", metavar="GROUP", help="Leave a group out; may be repeated.")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from hetplan.cli.options import one_of, parse_counts, parse_words
+from hetplan.cli.stage_counts import stage_counts
 from hetplan.errors import UsageError
 from hetplan.specs.workload import RECOMPUTES, SHARDINGS
 
@@ -50,7 +51,7 @@ def limits_from(words: LimitWords, cluster: Cluster, model: Model) -> Limits:
         "microbatch": parse_counts(words.micro_batch, "--micro-batch"),
         "recompute": _allowed(parse_words(words.recompute, "--recompute", RECOMPUTES), engine.recompute, words),
         "sharding": _allowed(parse_words(words.sharding, "--sharding", SHARDINGS), engine.sharding, words),
-        "pinned_layers": _pinned(words.pin, model),
+        "pinned_layers": _pinned(words, model),
         "exclude": _excluded(words.exclude, cluster),
         "max_shapes": words.max_shapes,
     }
@@ -67,11 +68,12 @@ def _allowed(asked: tuple[str, ...] | None, offered: tuple[str, ...], words: Lim
     return asked
 
 
-def _pinned(text: str | None, model: Model) -> tuple[int, ...] | None:
-    pinned = parse_counts(text, "--pin", minimum=0)
+def _pinned(words: LimitWords, model: Model) -> tuple[int, ...] | None:
     total = sum(layer.kind == "decoder" for layer in model.chain)
+    depths = parse_counts(words.pp, "--pp") or ()
+    pinned = stage_counts(words.pin, "--pin", total, depths[0] if len(depths) == 1 else None)
     if pinned is not None and sum(pinned) != total:
-        raise UsageError(f"--pin: {text} is {sum(pinned)} decoder layers, {model.name} has {total}")
+        raise UsageError(f"--pin: {words.pin} is {sum(pinned)} decoder layers, {model.name} has {total}")
     return pinned
 
 

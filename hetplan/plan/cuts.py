@@ -65,7 +65,8 @@ def _walk_back(spans_s: Sequence[Floats], best: Sequence[Floats]) -> tuple[int, 
 def pinned_cut(model: Model, decoders: Sequence[int]) -> tuple[int, ...]:
     """Return stage starts and the end for given counts of decoder layers a stage.
 
-    Layers before the first decoder layer go to the first stage, layers after the last to the last one.
+    Layers before the first decoder layer go to the first stage, layers after the last to the last one; where several
+    last stages have no decoder layer, each gets one of the layers at the end and the first of them the rest.
 
     Raises:
         UsageError: the counts do not add up, or leave a stage without any layer.
@@ -76,6 +77,9 @@ def pinned_cut(model: Model, decoders: Sequence[int]) -> tuple[int, ...]:
             f"{listed(decoders)} decoder layers a stage make {sum(decoders)}; {model.name} has {len(places)}"
         )
     inner = [_after(places, count) for count in accumulate(decoders[:-1])]
+    empty = len(decoders) - max((stage + 1 for stage, count in enumerate(decoders) if count), default=0)
+    for behind in range(1, empty):
+        inner[-behind] = max(inner[-behind], len(model.chain) - behind)
     cuts = (0, *inner, len(model.chain))
     for stage, (first, end) in enumerate(pairwise(cuts)):
         if end <= first:

@@ -146,7 +146,9 @@ def _capacity_reason(needed: float, capacity: float, fraction: float) -> tuple[b
 def _cut_reason(group: Group, model: Model, bits: float, fraction: float) -> tuple[bool, str]:
     """Return whether whole layers can be dealt out over tensor-parallel groups of the node's size."""
     for tp in _degrees(group, model):
-        count = min(group.num_devices // tp, len(model.chain))
+        if not num_tp_groups(group, tp):
+            continue
+        count = min(num_tp_groups(group, tp), len(model.chain))
         try:
             stages = serving_stages(model, [group.usable_memory_bytes] * count, bits, tp=tp, fraction=fraction)
         except InfeasibleError:
@@ -158,6 +160,16 @@ def _cut_reason(group: Group, model: Model, bits: float, fraction: float) -> tup
             f"device; {fewest} stages would do"
         )
     return False, "one layer is too large for a device at every tp inside a node"
+
+
+def num_tp_groups(group: Group, tp: int) -> int:
+    """Return how many tensor-parallel groups of `tp` devices fit the fast-link domains of a group."""
+    free: dict[int, int] = {}
+    for node in range(len(group.nodes)):
+        usable = sum((node, slot) not in group.left_out for slot in range(group.devices_per_node))
+        domain = node // group.domain_nodes
+        free[domain] = free.get(domain, 0) + usable
+    return sum(count // tp for count in free.values())
 
 
 def _degrees(group: Group, model: Model) -> Iterator[int]:

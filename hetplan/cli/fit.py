@@ -1,0 +1,80 @@
+"""`hetplan fit`: whether the weights of a model fit devices for inference, and which layers each stage would hold."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from hetplan.cli.options import ClusterArgument, JsonFlag, ModelArgument, one_of
+from hetplan.errors import InfeasibleError
+
+if TYPE_CHECKING:
+    from hetplan.specs.cluster import Group
+
+
+def fit(
+    cluster: ClusterArgument,
+    model: ModelArgument,
+    bits: Annotated[
+        float | None,
+        typer.Option("--bits", metavar="B", min=0.5, max=64, help="Bits a parameter.  [default: 8 with fp8, else 16]"),
+    ] = None,
+    fraction: Annotated[
+        float, typer.Option("--fraction", metavar="F", min=0.01, max=1.0, help="Part of memory weights may take.")
+    ] = 0.9,
+    tp: Annotated[
+        int | None, typer.Option("--tp", metavar="N", min=1, help="One pipeline of stages of this tp over the groups.")
+    ] = None,
+    pp: Annotated[
+        int | None, typer.Option("--pp", metavar="N", min=1, help="Stages.  [default: all there is room for]")
+    ] = None,
+    groups: Annotated[
+        str | None, typer.Option("--groups", metavar="LIST", help="Groups to use, in this order.  [default: all]")
+    ] = None,
+    as_json: JsonFlag = False,
+) -> None:
+    """Say of each group whether it holds a model's weights, or cut the layers over unlike devices (--tp)."""
+    from hetplan.catalog.load import load_cluster, load_model
+    from hetplan.cli.output import show, show_json
+    from hetplan.report.capacities import serving_document, serving_text, verdict_document, verdict_text
+
+    where, _ = load_cluster(cluster)
+    what, _ = load_model(model)
+    names = [group.name for group in where.groups]
+    wanted = [one_of(name.strip(), "--groups", names) for name in groups.split(",")] if groups else names
+    used = [where.group(name) for name in wanted]
+    if tp is None and pp is None:
+        from hetplan.plan.serving import verdicts
+
+        found = [verdict for verdict in verdicts(where, what, bits, fraction=fraction) if verdict.name in wanted]
+        if as_json:
+            show_json(verdict_document(what, found))
+        else:
+            show(verdict_text(what, found, fraction))
+        if not any(verdict.fits for verdict in found):
+            raise InfeasibleError(f"{what.name}: {'; '.join(f'{v.name}: {v.reason}' for v in found)}")
+        return
+    from hetplan.plan.serving import BITS_OF_16, default_bits, serving_stages
+
+    stored = bits if bits is not None else max((default_bits(group, None) for group in used), default=BITS_OF_16)
+    capacities = _capacities(used, tp or 1, pp)
+    stages = serving_stages(what, [size for _, size in capacities], stored, tp=tp or 1, fraction=fraction)
+    if as_json:
+        show_json(serving_document(what, stored, [name for name, _ in capacities], stages))
+    else:
+        show(serving_text(what, stored, [name for name, _ in capacities], stages))
+
+
+def _capacities(groups: list[Group], tp: int, pp: int | None) -> list[tuple[str, float]]:
+    """Return the group and the memory of each stage's devices.
+
+    Raises:
+        InfeasibleError: there are too few devices.
+    """
+    from hetplan.plan.serving import num_tp_groups
+
+    room = [(group.name, group.usable_memory_bytes) for group in groups for _ in range(num_tp_groups(group, tp))]
+    if not room or (pp is not None and len(room) < pp):
+        raise InfeasibleError(f"the devices give {len(room)} tp groups of {tp}, {pp or 1} stages need as many")
+    return room if pp is None else room[:pp]
