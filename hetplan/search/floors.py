@@ -17,7 +17,7 @@ from hetplan.search.records import SearchRequest
 from hetplan.specs.workload import SHARDINGS
 
 
-def value_floor(problem: Problem, request: SearchRequest, tables: Sequence[Tables], bound_s: float = 0.0) -> float:
+def value_floor(problem: Problem, request: SearchRequest, tables: Sequence[Tables]) -> float:
     """Return a value of the objective no plan of the space beats."""
     if not tables:
         loosest = next(s for s in reversed(SHARDINGS) if s in problem.limits.sharding)
@@ -26,7 +26,7 @@ def value_floor(problem: Problem, request: SearchRequest, tables: Sequence[Table
     prices = problem.prices
     match request.objective:
         case "time":
-            return max(bound_s, device_seconds_s(problem, tables))
+            return device_seconds_s(problem, tables)
         case "energy":
             return _cheapest(problem, tables, lambda group: prices.power_w(group, 1.0))
         case _:

@@ -107,7 +107,7 @@ class PatternSearch:
         return [table for table in tables if table is not None]
 
     def shapes(self, most_visited: int = MOST_VISITED) -> float:
-        """Price plans of one shape, at most so many shapes; return the step time none of them beats."""
+        """Price plans of one shape, at most so many shapes; return a value of the objective none of them beats."""
         self.book.enter("single shapes")
         search = ShapeSearch(self.book, self._fields(), most_visited)
         bound_s = search.run(self.tables)

@@ -30,7 +30,8 @@ from hetplan.search.book import Book
 from hetplan.search.columns import Column, finished, improve, make_columns, refitted
 from hetplan.search.layouts import layout_of
 from hetplan.search.patterns import Ints, Patterns, backward_share, breakpoints, fill_work_s, whole_layers_tau_s
-from hetplan.search.problem import Problem, Tables
+from hetplan.search.problem import Mesh, Problem, Tables
+from hetplan.search.records import SearchRequest
 from hetplan.specs.workload import Sharding
 
 SWEEP = 1024
@@ -78,11 +79,14 @@ def make_field(problem: Problem, tables: Tables, patterns: Patterns) -> Field:
     )
 
 
-def least_step_s(problem: Problem, field: Field, best_s: float) -> Floats:
-    """Return, for each pattern, a step time no plan of copies of it beats (infinite where none exists), (N,)."""
+def least_step_s(problem: Problem, field: Field, copies: Ints, best_s: float) -> Floats:
+    """Return, for each pattern, a step time no plan of at most `copies` copies of it beats, (N,).
+
+    Infinite where there is no such plan. `best_s`: plans slower than this need not be told apart.
+    """
     parts = problem.batch // field.tables.microbatch
-    exists = (field.copies > 0) & (problem.batch % field.tables.microbatch == 0)
-    copies = np.maximum(field.copies, 1)
+    exists = (copies > 0) & (copies <= field.copies) & (problem.batch % field.tables.microbatch == 0)
+    copies = np.maximum(copies, 1)
     count = -(-parts // copies)
     half = np.maximum(copies // 2, 1)
     level = np.minimum(np.floor(np.log2(half)).astype(int), len(field.after_km) - 1)
@@ -92,6 +96,30 @@ def least_step_s(problem: Problem, field: Field, best_s: float) -> Floats:
     # With at most half the copies every one of them runs twice the microbatches.
     few = np.where(copies > 1, np.maximum(count, -(-parts // half)) * np.minimum(floor_tau_s, BIG_S), np.inf)
     return np.where(exists, np.minimum(many, few), np.inf)
+
+
+def objective_rates(problem: Problem, request: SearchRequest) -> Floats | None:
+    """Return what a second of one device of each group costs at least, (G,); None: the step time itself counts."""
+    prices = problem.prices
+    names = [group.name for group in prices.cluster.groups]
+    match request.objective:
+        case "time":
+            return None
+        case "energy":
+            return np.array([prices.power_w(name, 0.0) for name in names])
+        case _:
+            return np.array([np.inf if (usd := prices.usd_per_s(name)) is None else usd for name in names])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Patterns with a number of copies, waiting to be visited; arrays (entries,)."""
+
+    field: Ints
+    row: Ints
+    copies: Ints
+    value: Floats
+    """No plan of the entry has a lower value of the objective."""
 
 
 def _bounds_s(field: Field, count: Ints, after: Floats, at: tuple[Floats, float]) -> Floats:
@@ -125,37 +153,77 @@ class ShapeSearch:
         self.book = book
         self.problem = book.problem
         self.fields = fields
+        self.rates_g = objective_rates(book.problem, book.request)
         self.visited = 0
         self.columns: list[Column] = []
         """Columns that came close to the best."""
 
     def run(self, tables_of: TablesOf) -> float:
-        """Price shapes until none left can be faster; return the proved step time."""
-        best_s = self.book.best_step_s
-        bounds = [least_step_s(self.problem, field, best_s) for field in self.fields]
-        where = np.concatenate([np.full(len(bound), f) for f, bound in enumerate(bounds)])
-        rows = np.concatenate([np.arange(len(bound)) for bound in bounds])
-        values = np.concatenate(bounds)
-        order = np.argsort(values, kind="stable")
+        """Price shapes until none left can be better; return a value of the objective none of them beats."""
+        waiting = self._entries()
+        order = np.argsort(waiting.value, kind="stable")
         at = 0
         while at < len(order):
             self.book.keep_time()
-            limit = self.book.best_step_s * (1 - TOLERANCE)
-            if values[order[at]] >= limit or self.visited >= self.most_visited:
+            limit = self.book.best_value * (1 - TOLERANCE)
+            if waiting.value[order[at]] >= limit or self.visited >= self.most_visited:
                 break
             sweep = order[at : at + min(SWEEP, self.most_visited)]
-            sweep = sweep[values[sweep] < limit]
-            for f in np.unique(where[sweep]).tolist():
-                self._visit(self.fields[f], rows[sweep[where[sweep] == f]], tables_of)
+            sweep = sweep[waiting.value[sweep] < limit]
+            for f in np.unique(waiting.field[sweep]).tolist():
+                some = sweep[waiting.field[sweep] == f]
+                self._visit(self.fields[f], waiting.row[some], waiting.copies[some], tables_of)
             at += len(sweep)
             self.visited += len(sweep)
             self.book.tell()
-        left = float(values[order[at]]) if at < len(order) else np.inf
-        return min(left, self.book.best_step_s)
+        left = float(waiting.value[order[at]]) if at < len(order) else np.inf
+        return min(left, self.book.best_value)
 
-    def _visit(self, field: Field, rows: Ints, tables_of: TablesOf) -> None:
+    def _entries(self) -> Entry:
+        """Return every pattern with as many copies as the devices allow; where devices cost, with fewer as well."""
+        parts: list[tuple[Ints, Ints, Ints, Floats]] = []
+        for f, field in enumerate(self.fields):
+            for copies in self._copies(field):
+                seconds = least_step_s(self.problem, field, copies, self._slowest_s())
+                if self.book.request.time_budget_s is not None:
+                    seconds = np.where(seconds <= self.book.request.time_budget_s, seconds, np.inf)
+                rows = np.flatnonzero(np.isfinite(seconds))
+                value = seconds[rows]
+                if self.rates_g is not None:
+                    used = field.patterns.used[rows]
+                    rate = np.where(used > 0, used * np.where(used > 0, self.rates_g, 0.0), 0.0).sum(axis=1)
+                    value = value * rate * copies[rows] + self._least_work(field, rows)
+                keep = np.isfinite(value)
+                parts.append((np.full(int(keep.sum()), f), rows[keep], copies[rows][keep], value[keep]))
+        field_of, rows, copies, values = (np.concatenate(column) for column in zip(*parts, strict=True))
+        return Entry(field=field_of, row=rows, copies=copies, value=values)
+
+    def _least_work(self, field: Field, rows: Ints) -> Floats:
+        """Return what the work itself costs at least (energy of busy devices above idle), (rows,)."""
+        if self.book.request.objective != "energy":
+            return np.zeros(len(rows))
+        each = [self._busy_rate(mesh) * mesh.size for mesh in self.problem.meshes]
+        unit = np.append(np.array(each) * field.tables.unit_m / field.tables.microbatch, np.inf)
+        least = unit[field.patterns.mesh[rows]].min(axis=1)
+        return np.asarray(least * float(field.tables.weight_l.sum()) * self.problem.batch)
+
+    def _busy_rate(self, mesh: Mesh) -> float:
+        """Return what a busy second of a device costs above an idle one."""
+        prices = self.problem.prices
+        return prices.power_w(mesh.name, 1.0) - prices.power_w(mesh.name, 0.0)
+
+    def _slowest_s(self) -> float:
+        """Return the slowest step time worth telling apart."""
+        return self.book.best_step_s if self.rates_g is None else np.inf
+
+    def _copies(self, field: Field) -> Iterator[Ints]:
+        yield field.copies
+        if self.rates_g is not None:
+            for k in range(int(field.copies.max(initial=1)).bit_length()):
+                yield np.where(field.copies > 1 << k, 1 << k, 0)
+
+    def _visit(self, field: Field, rows: Ints, copies: Ints, tables_of: TablesOf) -> None:
         parts = self.problem.batch // field.tables.microbatch
-        copies = field.copies[rows]
         counts = -(-parts // copies)
         held = np.where(counts >= field.patterns.stages[rows], self.problem.num_layers, _held_class(counts))
         degree = np.minimum(4 ** np.floor(np.log2(copies) / 2).astype(int), MOST_DEGREE)
@@ -163,17 +231,17 @@ class ShapeSearch:
             tables = tables_of(field.tables.microbatch, field.sharding, share, share)
             if tables is None:
                 continue
-            some = rows[(degree == share) & (held == flight)]
-            made = make_columns(self.problem, tables, field.patterns.take(some), flight)
+            some = np.flatnonzero((degree == share) & (held == flight))
+            made = make_columns(self.problem, tables, field.patterns.take(rows[some]), flight)
             ending = Ending(self.problem, field.sharding, share)
-            for row, column in zip(some.tolist(), made, strict=True):
+            for k, column in zip(some.tolist(), made, strict=True):
                 if column is not None:
-                    self._price(finished(self.problem, column, ending), int(field.copies[row]), tables_of)
+                    self._price(finished(self.problem, column, ending), int(copies[k]), tables_of)
 
     def _price(self, column: Column, copies: int, tables_of: TablesOf) -> None:
         parts = self.problem.batch // column.microbatch
         count = -(-parts // copies)
-        near_s = self.book.best_step_s * NEAR_BEST
+        near_s = self._near_s(column, copies)
         if column.least_s(count) > near_s or column.step_s(count) > near_s:
             return
         self.columns.append(column)
@@ -185,10 +253,22 @@ class ShapeSearch:
             better = finished(self.problem, refitted(self.problem, tables, column, count), ending)
             if len(column.stages) <= IMPROVED_STAGES and count * len(column.stages) <= 1500:
                 better = improve(self.problem, tables, better, count, ending)
-        if better.step_s(count) > self.book.best_step_s * (1 + TOLERANCE):
+        if better.step_s(count) > near_s / NEAR_BEST * (1 + TOLERANCE):
             return
         for layout in copies_of(self.problem, better, copies):
             self.book.consider(layout)
+
+    def _near_s(self, column: Column, copies: int) -> float:
+        """Return the step time beyond which a column is of no use."""
+        if self.rates_g is None:
+            return self.book.best_step_s * NEAR_BEST
+        rate = sum(used * rate for used, rate in zip(column.used_g, self.rates_g.tolist(), strict=True) if used)
+        work = 0.0
+        if self.book.request.objective == "energy":
+            times = zip(column.stages, column.durations.forward_s, column.durations.backward_s, strict=True)
+            work = sum(self._busy_rate(stage.mesh) * stage.mesh.size * (f + b) for stage, f, b in times)
+            work *= self.problem.batch / column.microbatch
+        return (self.book.best_value - work) / (rate * copies) * NEAR_BEST if rate > 0 else np.inf
 
 
 def _held_class(held: Ints) -> Ints:

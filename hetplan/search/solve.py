@@ -96,24 +96,25 @@ def _explore(book: Book) -> tuple[str, bool]:
 def _explore_patterns(book: Book) -> str:
     problem, limits = book.problem, book.problem.limits
     patterned = PatternSearch(problem, book)
-    shapes_s = patterned.shapes()
+    shapes_bound = patterned.shapes()
     sizes = ", ".join(str(size) for size in patterned.sizes)
     space = (
         f"{patterned.num_shapes} replica shapes with their balanced cuts (at most {MAX_BLOCKS} groups, one run of "
         f"equal stages each; microbatches of {sizes}; {limits.schedules[0]})"
     )
     one_shape = f"plans of one shape out of {space}"
-    if book.best is None or limits.max_shapes == 1 or limits.uniform_microbatches:
-        book.raise_bound(value_floor(problem, book.request, patterned.bound_tables(), shapes_s))
+    book.floor = value_floor(problem, book.request, patterned.bound_tables())
+    if book.best is None or limits.max_shapes == 1 or book.request.objective != "time":
+        book.raise_bound(max(shapes_bound, book.floor))
         return one_shape
-    mixes_s = min(shapes_s, patterned.prove_mixes())
-    book.floor = value_floor(problem, book.request, patterned.bound_tables(), mixes_s)
+    mixes_s = min(shapes_bound, patterned.prove_mixes())
+    book.floor = max(book.floor, mixes_s)
     if mixes_s < book.best_step_s * (1 - book.request.simplicity):
         patterned.mix(book.request.effort)
-    if num_shapes(simplest(book).layout) > 1 or book.request.objective != "time":
+    if num_shapes(simplest(book).layout) > 1:
         book.raise_bound(book.floor)
         return f"all mixes of {space}"
-    book.raise_bound(shapes_s)
+    book.raise_bound(shapes_bound)
     return one_shape
 
 
