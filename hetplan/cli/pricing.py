@@ -28,6 +28,8 @@ class Priced:
     proof: Proof | None
     failure: type[HetplanError]
     """What it is to break a rule that is not about memory."""
+    advice: str = ""
+    """What would make it fit memory."""
 
     @property
     def sound_estimate(self) -> Estimate:
@@ -46,7 +48,7 @@ class Priced:
         about_memory = all(violation.rule == "memory" for violation in self.violations)
         error = InfeasibleError if about_memory and self.failure is UsageError else self.failure
         more = f" (and {len(self.violations) - 1} more)" if len(self.violations) > 1 else ""
-        return error(f"{self.violations[0]}{more}")
+        return error(f"{self.violations[0]}{more}{f'. {self.advice}' if self.advice else ''}")
 
 
 def priced_grid(job: Job, grid: Grid) -> Priced:
@@ -59,12 +61,14 @@ def priced_grid(job: Job, grid: Grid) -> Priced:
     from hetplan.plan.estimate import estimate
     from hetplan.plan.layouts import grid_layout
     from hetplan.plan.limits import Limits
+    from hetplan.search.explain_grid import grid_advice
 
     prices = job.prices
     layout = grid_layout(prices, grid)
     limits = Limits(cp=(grid.cp,), stage_dp=(grid.stage_dp,), schedules=(layout.schedule,), tp_within_node=False)
     violations = check(layout, prices, limits)
     priceable = not any(violation.unpriceable for violation in violations)
+    too_large = bool(violations) and all(violation.rule == "memory" for violation in violations)
     return Priced(
         job=job,
         prices=prices,
@@ -73,6 +77,7 @@ def priced_grid(job: Job, grid: Grid) -> Priced:
         violations=violations,
         proof=None,
         failure=UsageError,
+        advice=grid_advice(prices, grid) if too_large else "",
     )
 
 

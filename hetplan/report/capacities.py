@@ -27,6 +27,9 @@ def verdict_text(model: Model, verdicts: Sequence[Verdict], fraction: float) -> 
     ]
     head = f"weights of {model.name}, at most {100 * fraction:.0f} % of memory"
     reasons = [f"{verdict.name}: {verdict.reason}" for verdict in verdicts]
+    for bits in sorted({verdict.bits for verdict in verdicts}):
+        peak = format_bytes(load_peak(model, bits, 1).peak_bytes)
+        reasons.append(f"at {bits:g} bits a rank that loads the whole model before it keeps its part needs {peak}")
     return join_sections(
         [head, table(("group", "devices", "bits", "weights", "memory", "fits"), rows), section("Why", bullets(reasons))]
     )

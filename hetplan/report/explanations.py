@@ -49,6 +49,7 @@ def explanation_text(explained: Explained, setting: Setting, *, full: bool = Fal
             section("What would help", bullets(helps)),
             section("One more node", gain_table(found.gains)),
             section("Next best", bullets(_next_best(explained))),
+            section("Before it runs", bullets(found.remarks)),
             section("Idle devices", bullets([f"{count} of group {name}" for name, count in found.unused])),
         ]
     )
@@ -115,4 +116,5 @@ def explanation_document(explained: Explained) -> dict[str, Any]:
         "what_ifs": [{"change": change.words, "step_s": change.after_s} for change in found.what_ifs],
         "one_more_node": [{"group": gain.group, "step_s": gain.after_s} for gain in found.gains],
         "next_best": _next_best(explained),
+        "remarks": list(found.remarks),
     }

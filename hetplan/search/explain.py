@@ -17,6 +17,7 @@ from hetplan.plan.estimate import estimate
 from hetplan.plan.records import Estimate, Layout, StageEstimate, TimeParts
 from hetplan.plan.rules import row_place, stage_place
 from hetplan.search.explain_changes import Gain, WhatIf, best_known, node_gains, what_ifs
+from hetplan.search.explain_support import remarks
 from hetplan.search.records import SearchRequest
 from hetplan.units import format_bytes, format_seconds
 
@@ -116,6 +117,8 @@ class Explanation:
     """One more node of each group."""
     what_ifs: tuple[WhatIf, ...]
     """Single changes, most helpful first."""
+    remarks: tuple[str, ...]
+    """Which engines can run it, and what to know before launching it."""
 
     @property
     def sentences(self) -> tuple[str, ...]:
@@ -124,6 +127,7 @@ class Explanation:
             *(binding.sentence for binding in self.bindings),
             *(change.sentence for change in self.what_ifs),
             *(gain.sentence for gain in self.gains),
+            *self.remarks,
         )
 
 
@@ -145,6 +149,7 @@ def explain(
         bindings=bindings(layout, found),
         gains=node_gains(best, prices, wanted) if best is not None else (),
         what_ifs=what_ifs(layout, prices, wanted, best),
+        remarks=remarks(layout, prices),
     )
 
 

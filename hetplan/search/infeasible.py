@@ -83,7 +83,7 @@ def _memory(problem: Problem, request: SearchRequest, near: Near) -> Diagnosis:
         component_bytes=parts[component],
         fixes=_fixes(problem, request, shorten=True),
         devices_needed=needs,
-        remarks=tuple(_remarks(near)),
+        remarks=tuple(beyond_plans(near)),
     )
 
 
@@ -103,7 +103,7 @@ def _memory_sentence(problem: Problem, near: Near, component: str, component_byt
     )
 
 
-def _remarks(near: Near) -> Iterator[str]:
+def beyond_plans(near: Near) -> Iterator[str]:
     """Yield what training outside hetplan's plans would still need."""
     states = ("optimizer_bytes",)
     left = without(near, *states)
@@ -157,14 +157,17 @@ def _fixes(problem: Problem, request: SearchRequest, *, shorten: bool = False) -
 
 def diagnosis_text(diagnosis: Diagnosis, dropped: Mapping[str, int] | None = None) -> str:
     """Return a diagnosis in words: its sentence, then an indented sentence for each piece of advice."""
-    lines = [*_fix_lines(diagnosis.fixes), *_need_lines(diagnosis.devices_needed, diagnosis.constraint)]
+    lines = [*fix_lines(diagnosis.fixes), *need_lines(diagnosis.devices_needed)]
+    if diagnosis.constraint == "memory" and not diagnosis.devices_needed:
+        lines.append("No number of nodes makes it fit under these limits")
     lines += diagnosis.remarks
     if diagnosis.constraint in ("limits", "search") and dropped:
         lines.append("Refused: " + ", ".join(f"{reason} ({count}x)" for reason, count in dropped.items()))
     return "\n".join([f"{diagnosis.sentence}.", *(f"  {line}." for line in lines)]) if lines else diagnosis.sentence
 
 
-def _fix_lines(fixes: tuple[Fix, ...]) -> Iterator[str]:
+def fix_lines(fixes: tuple[Fix, ...]) -> Iterator[str]:
+    """Yield which changes fit, the fastest first, and which do not."""
     works = sorted((fix for fix in fixes if fix.step_s is not None), key=lambda fix: fix.step_s or 0.0)
     if works:
         words = (f"{fix.words} (step {format_seconds(fix.step_s or 0.0)})" for fix in works)
@@ -174,14 +177,13 @@ def _fix_lines(fixes: tuple[Fix, ...]) -> Iterator[str]:
         yield f"Not enough alone: {'; '.join(others)}"
 
 
-def _need_lines(needs: tuple[Need, ...], constraint: Constraint) -> Iterator[str]:
+def need_lines(needs: tuple[Need, ...]) -> Iterator[str]:
+    """Yield how many nodes would do."""
     if needs:
         words = (
             f"{n.nodes} nodes of group {n.group} ({n.devices} devices) instead of {n.existing_nodes}" for n in needs
         )
         yield f"Devices that would do: {'; or '.join(words)}"
-    elif constraint == "memory":
-        yield "No number of nodes makes it fit under these limits"
 
 
 __all__ = ["Diagnosis", "diagnose", "diagnosis_text", "explain_infeasible", "overflow_bytes"]
