@@ -115,6 +115,7 @@ def _proof(proof: Proof) -> Document:
         "objective": proof.objective,
         "value": float(proof.value),
         "bound": float(proof.bound),
+        "floor": float(proof.floor),
         "status": proof.status,
         "effort": float(proof.effort),
         "engine": proof.engine,

@@ -226,6 +226,7 @@ def _proof(row: Fields) -> Proof:
         objective=row.text("objective", choices=OBJECTIVES),
         value=row.number("value"),
         bound=row.number("bound"),
+        floor=row.number("floor", default=0.0),
         status=row.choice("status", STATUSES),
         effort=row.number("effort", minimum=0),
         engine=row.text("engine", choices=ENGINES),

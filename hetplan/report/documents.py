@@ -65,6 +65,7 @@ def search_document(result: SearchResult, plan: Mapping[str, Any]) -> Document:
         "objective": result.proof.objective,
         "value": result.proof.value,
         "bound": finite(result.proof.bound),
+        "floor": finite(result.proof.floor),
         "effort": result.proof.effort,
         "engine": result.proof.engine,
         "space": result.space,

@@ -74,7 +74,10 @@ def proof_text(proof: Proof) -> str:
     if proof.bound <= 0:
         return f"{proof.status}: no bound yet"
     bound = objective_value(proof.bound, proof.objective)
-    return f"{proof.status}: no plan of this space is below {bound} (gap {percent(proof.gap)})"
+    text = f"{proof.status}: no plan of this space is below {bound} (gap {percent(proof.gap)})"
+    if 0 < proof.floor < proof.bound * (1 - 1e-6):
+        text += f"; no mix of shapes below {objective_value(proof.floor, proof.objective)}"
+    return text
 
 
 def time_table(estimate: Estimate) -> str:
