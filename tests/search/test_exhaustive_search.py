@@ -64,9 +64,9 @@ def test_recomputation_is_chosen_by_how_many_replicas_really_share(memory_gib):
     assert value(answer) == pytest.approx(best_by_brute(prices, limits), rel=1e-9)
 
 
-@pytest.mark.parametrize("memory_gib", [4.7, 5.3, 5.7, 5.9, 6.1, 6.5])
-def test_virtual_stages_of_a_rank_give_way_one_by_one(memory_gib):
-    prices = prices_of(lab(2, memory_gib=memory_gib), 4, batch=2, seq_len=4096)
+@pytest.mark.parametrize(("decoders", "memory_gib"), [(4, 4.7), (4, 5.7), (4, 6.1), (3, 5.3), (3, 5.5), (3, 6.0)])
+def test_virtual_stages_of_a_rank_give_way_one_by_one(decoders, memory_gib):
+    prices = prices_of(lab(2, memory_gib=memory_gib), decoders, batch=2, seq_len=4096)
     limits = Limits(
         tp=(1,), pp=(2,), microbatch=(1,), sharding=("none",), schedules=("interleaved",), recompute=("none", "full")
     )
