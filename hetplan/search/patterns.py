@@ -41,6 +41,8 @@ MAX_BLOCKS = 3
 NEWTON_STEPS = 5
 WHOLE_LAYER_STEPS = 12
 MOST_HELD = 128
+NEVER_S = 1e150
+"""A transfer between places that nothing joins."""
 MOST_PATTERNS = 20_000
 """Patterns enumerated for one microbatch size and sharding; stage counts thin out to stay below."""
 
@@ -184,8 +186,8 @@ def _transfers_s(problem: Problem, tables: Tables, mesh: Ints, count: Ints) -> F
         m = np.where(there, mesh[:, block], 0)
         inner = np.maximum(count[:, block] - 1, 0)
         across = np.minimum(inner, np.maximum(0, -(-count[:, block] // together[m]) - 1))
-        near = np.where(inner > across, (inner - across) * tables.near_mm[m, m], 0.0)
-        total += np.where(there, near + np.where(across > 0, across * tables.far_mm[m, m], 0.0), 0.0)
+        near = np.where(inner > across, inner - across, 0) * np.minimum(tables.near_mm[m, m], NEVER_S)
+        total += np.where(there, near + across * np.minimum(tables.far_mm[m, m], NEVER_S), 0.0)
         if block:
             before = np.where(there, mesh[:, block - 1], 0)
             total += np.where(there, tables.near_mm[before, m], 0.0)
