@@ -19,7 +19,7 @@ LAYERS = (
     ("catalog",),
     ("costs",),
     ("plan",),
-    ("search", "simulate", "emit"),
+    ("search", "simulate", "emit", "calibrate"),
     ("report",),
     ("profiling", "runtime"),
     ("cli",),
