@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import combinations, pairwise
 
 import numpy as np
 
@@ -144,10 +144,19 @@ def _mesh_choices(problem: Problem) -> Iterator[tuple[Mesh, ...]]:
         own = [mesh for g in groups if (mesh := _nearest_mesh(problem, g, kind)) is not None]
         if problem.limits.uniform_degrees:
             own = [mesh for mesh in own if (mesh.tp, mesh.cp, mesh.dp, mesh.ep) == kind]
-        for chosen in (tuple(own), *((mesh,) for mesh in own)):
+        for chosen in (*_reachable(problem, own), *((mesh,) for mesh in own)):
             if chosen and chosen not in seen:
                 seen.add(chosen)
                 yield chosen
+
+
+def _reachable(problem: Problem, own: Sequence[Mesh]) -> Iterator[tuple[Mesh, ...]]:
+    """Yield all meshes where links join them all, else each pair that a link joins."""
+    joined = [pair for pair in combinations(own, 2) if problem.prices.link(pair[0].name, pair[1].name) is not None]
+    if len(joined) == len(own) * (len(own) - 1) // 2:
+        yield tuple(own)
+    else:
+        yield from joined
 
 
 def _lightest_first(kind: tuple[int, int, int, int]) -> tuple[int, ...]:
@@ -163,8 +172,13 @@ def _nearest_mesh(problem: Problem, group: int, kind: tuple[int, int, int, int])
 
 
 def room_for(problem: Problem, mesh: Mesh) -> int:
-    """Return how many meshes a group's devices have room for, tp groups inside fast-link domains."""
+    """Return how many meshes a group's devices have room for, tp groups inside fast-link domains.
+
+    Nodes that no network joins cannot work together: only the largest counts.
+    """
     _, sizes = np.unique(places_of(problem.prices)[mesh.name].domain_d, return_counts=True)
+    if len(sizes) > 1 and problem.prices.link(mesh.name, mesh.name) is None:
+        sizes = sizes[np.argmax(sizes) :][:1]
     if mesh.tp <= int(sizes.max(initial=0)):
         return int((sizes // mesh.tp).sum()) // (mesh.cp * mesh.dp)
     return int(sizes.sum()) // mesh.size
@@ -175,12 +189,10 @@ def _depths(problem: Problem, own: Sequence[Mesh]) -> tuple[int, ...]:
     limits = problem.limits
     if limits.pinned_layers is not None:
         return (len(limits.pinned_layers),)
-    if limits.pp is not None:
-        return limits.pp
-    if limits.equal_cuts:
-        decoders = sum(layer.kind == "decoder" for layer in problem.prices.model.chain)
-        return tuple(p for p in range(1, problem.num_layers + 1) if decoders % p == 0)
-    return tuple(range(1, problem.num_layers + 1))
+    decoders = sum(layer.kind == "decoder" for layer in problem.prices.model.chain)
+    most = decoders // limits.min_decoder_layers if limits.min_decoder_layers > 0 else problem.num_layers
+    depths = limits.pp if limits.pp is not None else tuple(range(1, problem.num_layers + 1))
+    return tuple(p for p in depths if p <= most and (decoders % p == 0 or not limits.equal_cuts)) or (1,)
 
 
 def _copies(parts: int, room: int, depth: int) -> list[int]:
@@ -194,18 +206,17 @@ def _copies(parts: int, room: int, depth: int) -> list[int]:
 
 
 def _pipelines(problem: Problem, own: Sequence[Mesh], rooms: Sequence[int]) -> Iterator[tuple[Mesh, ...]]:
-    """Yield the deepest allowed pipeline of the meshes there is room for, memory-rich devices first and last."""
+    """Yield the deepest and the shallowest allowed pipeline there is room for, memory-rich devices first and last."""
     richest = sorted(range(len(own)), key=lambda i: -problem.prices.capacity_bytes(own[i].name) * own[i].tp)
     total = min(sum(rooms), problem.num_layers)
-    depth = max((p for p in _depths(problem, own) if p <= total), default=0)
-    if not depth:
-        return
-    taken: list[Mesh] = []
-    for i in richest:
-        taken += [own[i]] * min(rooms[i], depth - len(taken))
-    yield tuple(taken)
-    if len(set(taken)) > 1:
-        yield tuple(reversed(taken))
+    depths = [p for p in _depths(problem, own) if p <= total]
+    for depth in dict.fromkeys((max(depths), min(depths)) if depths else ()):
+        taken: list[Mesh] = []
+        for i in richest:
+            taken += [own[i]] * min(rooms[i], depth - len(taken))
+        yield tuple(taken)
+        if len(set(taken)) > 1:
+            yield tuple(reversed(taken))
 
 
 def _shardings(problem: Problem, copies: int, meshes: Sequence[Mesh]) -> tuple[Sharding, ...]:
