@@ -75,14 +75,13 @@ def overflow_bytes(stage: StageEstimate) -> float:
 
 def fits(problem: Problem) -> Near | None:
     """Return some layout that is valid, memory included, or None where none of the lightest is."""
-    near = lightest(problem, enough=True)
-    return None if near is None or near.violations else near
+    return lightest(problem, enough=True)
 
 
 def lightest(problem: Problem, *, enough: bool = False) -> Near | None:
     """Return the layout whose fullest stage overflows least, or None where no layout of the limits has a shape.
 
-    `enough`: the first valid layout will do.
+    `enough`: the first valid layout will do, and none will where there is no valid one.
     """
     found: list[tuple[float, int, _Shape, tuple[int, ...]]] = []
     scores: list[float] = []
@@ -99,6 +98,8 @@ def lightest(problem: Problem, *, enough: bool = False) -> Near | None:
             near = _priced(problem, shape, scored[1])
             if near is not None and not near.violations:
                 return near
+    if enough:
+        return None
     found.sort(key=lambda entry: entry[:2])
     priced = [near for _, _, shape, cut in found[:PRICED] if (near := _priced(problem, shape, cut)) is not None]
     return min(
