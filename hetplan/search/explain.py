@@ -17,6 +17,7 @@ from hetplan.plan.estimate import estimate
 from hetplan.plan.records import Estimate, Layout, StageEstimate, TimeParts
 from hetplan.plan.rules import row_place, stage_place
 from hetplan.search.explain_changes import Gain, WhatIf, best_known, node_gains, what_ifs
+from hetplan.search.explain_links import Crossing, gradient_crossings, slowest, stage_crossings
 from hetplan.search.explain_support import remarks
 from hetplan.search.records import SearchRequest
 from hetplan.units import format_bytes, format_seconds
@@ -146,7 +147,7 @@ def explain(
         unused=tuple(_unused(layout, prices)),
         time=time_shares(found),
         memory=tuple(_room(stage) for stage in found.stages),
-        bindings=bindings(layout, found),
+        bindings=bindings(layout, prices, found),
         gains=node_gains(best, prices, wanted) if best is not None else (),
         what_ifs=what_ifs(layout, prices, wanted, best),
         remarks=remarks(layout, prices),
@@ -187,9 +188,9 @@ def _signed(seconds: float) -> str:
     return f"{'+' if seconds >= 0 else '-'}{format_seconds(abs(seconds))}"
 
 
-def bindings(layout: Layout, found: Estimate) -> tuple[Binding, ...]:
+def bindings(layout: Layout, prices: Prices, found: Estimate) -> tuple[Binding, ...]:
     """Return what keeps the step from being shorter, most seconds first."""
-    entries = [*_busiest(layout, found), *_slowest_replica(layout, found), *_parts_that_bind(layout, found)]
+    entries = [*_busiest(layout, found), *_slowest_replica(layout, found), *_parts_that_bind(layout, prices, found)]
     entries += _full_stages(found)
     return tuple(sorted(entries, key=lambda binding: -binding.seconds))
 
@@ -271,7 +272,7 @@ def _slowest_replica(layout: Layout, found: Estimate) -> Iterator[Binding]:
         )
 
 
-def _parts_that_bind(layout: Layout, found: Estimate) -> Iterator[Binding]:
+def _parts_that_bind(layout: Layout, prices: Prices, found: Estimate) -> Iterator[Binding]:
     step_s, parts = found.step_s, found.parts
     row = max(range(len(found.replica_s)), key=lambda r: found.replica_s[r])
     replica = layout.replicas[row]
@@ -288,15 +289,26 @@ def _parts_that_bind(layout: Layout, found: Estimate) -> Iterator[Binding]:
             "gradients",
             parts.dp_s,
             f"gradient traffic that nothing hides takes {format_seconds(parts.dp_s)} "
-            f"({100 * parts.dp_s / step_s:.0f} %; {format_seconds(found.dp_overlapped_s)} is hidden)",
+            f"({100 * parts.dp_s / step_s:.0f} %; {format_seconds(found.dp_overlapped_s)} is hidden)"
+            f"{_over(gradient_crossings(layout, prices))}",
         ),
-        ("links", parts.pp_s, f"transfers between stages take {format_seconds(parts.pp_s)}"),
+        (
+            "links",
+            parts.pp_s,
+            f"transfers between stages take {format_seconds(parts.pp_s)} ({100 * parts.pp_s / step_s:.0f} %)"
+            f"{_over(stage_crossings(layout, prices))}",
+        ),
         ("tensor parallel", parts.tp_s, f"tensor-parallel communication takes {format_seconds(parts.tp_s)}"),
         ("optimizer", parts.optimizer_s, f"the optimizer takes {format_seconds(parts.optimizer_s)}"),
     )
     for kind, seconds, sentence in named:
         if seconds >= LEAST_SHARE * step_s:
             yield Binding(kind=kind, seconds=seconds, sentence=sentence)
+
+
+def _over(crossings: Sequence[Crossing]) -> str:
+    link = slowest(crossings)
+    return f"; the slowest link is {link.words}" if link is not None else ""
 
 
 def _full_stages(found: Estimate) -> Iterator[Binding]:

@@ -12,6 +12,7 @@ from hetplan.plan.estimate import estimate
 from hetplan.plan.layouts import Grid, grid_layout
 from hetplan.search.explain import explain, why_lost
 from hetplan.search.explain_changes import with_microbatches
+from hetplan.search.explain_links import gradient_crossings, stage_crossings
 from hetplan.search.grown import with_faster_network, with_nodes
 from hetplan.search.quick import quick
 from hetplan.search.records import SearchRequest
@@ -137,3 +138,20 @@ def test_why_lost_names_the_part_that_grew():
     assert "bubble" in text if slower is few else "compute" in text
     assert why_lost(few, few) == "takes as long"
     assert "faster" in why_lost(slower, faster)
+
+
+def test_the_slowest_link_of_each_traffic_is_named():
+    prices = prices_of(lab(gbit=1.0))
+    across = grid_layout(prices, Grid(tp=1, pp=1, dp=8))
+    (crossing,) = gradient_crossings(across, prices)
+    assert (crossing.network, crossing.first, crossing.second) == ("eth", "a100", "v100")
+    assert stage_crossings(across, prices) == ()
+    sentence = next(b.sentence for b in explain(across, prices, replan=False).bindings if b.kind == "gradients")
+    assert "network eth between a100 and v100" in sentence
+    piped = grid_layout(prices, Grid(tp=1, pp=2, dp=4))
+    assert gradient_crossings(piped, prices) == ()
+    assert [c.network for c in stage_crossings(piped, prices)] == ["eth"]
+    sentence = next(b.sentence for b in explain(piped, prices, replan=False).bindings if b.kind == "links")
+    assert "network eth between a100 and v100" in sentence
+    inside = grid_layout(prices, Grid(tp=1, pp=2, dp=2, groups=("a100",)))
+    assert stage_crossings(inside, prices) == () and gradient_crossings(inside, prices) == ()
