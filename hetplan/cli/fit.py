@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from hetplan.cli.options import ClusterArgument, JsonFlag, ModelArgument, one_of
-from hetplan.errors import InfeasibleError
+from hetplan.cli.options import ClusterArgument, JsonFlag, ModelArgument, one_of, parse_counts
+from hetplan.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from hetplan.specs.cluster import Group
+    from hetplan.specs.model import Model
+
+MOST_RANKS = 64
 
 
 def fit(
@@ -32,6 +35,12 @@ def fit(
     groups: Annotated[
         str | None, typer.Option("--groups", metavar="LIST", help="Groups to use, in this order.  [default: all]")
     ] = None,
+    ratios: Annotated[
+        str | None,
+        typer.Option(
+            "--ratios", metavar="LIST", help="One tp group of all devices with unequal shares: 2,1,1, or best."
+        ),
+    ] = None,
     as_json: JsonFlag = False,
 ) -> None:
     """Say of each group whether it holds a model's weights, or cut the layers over unlike devices (--tp)."""
@@ -44,6 +53,13 @@ def fit(
     names = [group.name for group in where.groups]
     wanted = [one_of(name.strip(), "--groups", names) for name in groups.split(",")] if groups else names
     used = [where.group(name) for name in wanted]
+    if ratios is not None:
+        document, text = _ratios(used, what, ratios)
+        if as_json:
+            show_json(document)
+        else:
+            show(text)
+        return
     if tp is None and pp is None:
         from hetplan.plan.serving import verdicts
 
@@ -78,3 +94,24 @@ def _capacities(groups: list[Group], tp: int, pp: int | None) -> list[tuple[str,
     if not room or (pp is not None and len(room) < pp):
         raise InfeasibleError(f"the devices give {len(room)} tp groups of {tp}, {pp or 1} stages need as many")
     return room if pp is None else room[:pp]
+
+
+def _ratios(groups: list[Group], model: Model, text: str) -> tuple[dict[str, Any], str]:
+    """Return what unequal shares of one tensor-parallel group use of its devices' memory.
+
+    Raises:
+        UsageError: the ratios do not suit the devices or the model's widths.
+    """
+    from hetplan.costs.capacity import best_tp_ratios, tp_ratio_errors
+    from hetplan.report.capacities import ratio_document, ratio_text
+
+    capacities = [group.usable_memory_bytes for group in groups for _ in range(group.num_devices)]
+    if len(capacities) > MOST_RANKS:
+        raise UsageError(f"--ratios: {len(capacities)} devices are more than one tp group of {MOST_RANKS}")
+    best = best_tp_ratios(capacities, model)
+    asked = best if text == "best" else parse_counts(text, "--ratios") or ()
+    errors = tp_ratio_errors(model, asked)
+    if errors:
+        raise UsageError(f"--ratios: {errors[0]}")
+    rows = {"even": (1,) * len(capacities), "asked": asked, "best": best}
+    return ratio_document(capacities, rows), ratio_text(model, capacities, rows)

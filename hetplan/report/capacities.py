@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from hetplan.costs.capacity import load_peak
+from hetplan.costs.capacity import load_peak, usable_tp_bytes
 from hetplan.plan.serving import ServingStage, Verdict
 from hetplan.report.tables import bullets, join_sections, section, table
 from hetplan.specs.model import Model
@@ -92,4 +92,26 @@ def serving_document(
             }
             for group, stage in zip(groups, stages, strict=True)
         ],
+    }
+
+
+def ratio_text(model: Model, capacities: Sequence[float], rows: Mapping[str, Sequence[int]]) -> str:
+    """Return what each choice of shares uses of the devices' memory."""
+    total = sum(capacities)
+    cells = [
+        (name, ":".join(map(str, ratios)), format_bytes(usable_tp_bytes(capacities, ratios)), format_bytes(total))
+        for name, ratios in rows.items()
+    ]
+    head = f"one tp group of {len(capacities)} devices for {model.name}"
+    return join_sections([head, table(("shares", "ratios", "usable", "of"), cells)])
+
+
+def ratio_document(capacities: Sequence[float], rows: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+    """Return the same as a document."""
+    return {
+        "capacity_bytes": sum(capacities),
+        "shares": {
+            name: {"ratios": list(ratios), "usable_bytes": usable_tp_bytes(capacities, ratios)}
+            for name, ratios in rows.items()
+        },
     }

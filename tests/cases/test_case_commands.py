@@ -184,3 +184,42 @@ def test_multi_token_prediction_and_loss_may_have_stages_of_their_own(hetplan):
     code, out, _ = hetplan(*words, *degrees)
     assert code == 3  # 16 cards do not hold it; the stages are priced all the same
     assert layers(out) == [8, *[6] * 9, 1, 1]
+
+
+RATIOS = """\
+hetplan: cluster/v1
+name: ratios
+devices:
+  Card-32: {like: RTX-5090, memory: 32 GiB, usable_memory: 32 GiB}
+  Card-20: {like: RTX-3090, memory: 20 GiB, usable_memory: 20 GiB}
+groups:
+  large: {device: Card-32, nodes: box, devices_per_node: 1}
+  small: {device: Card-20, nodes: box, devices_per_node: 2}
+"""
+WIDE = """\
+hetplan: model/v1
+name: wide
+modules:
+  - {hidden: 2304, layers: 4, heads: 18, vocab: 32000, seq: 2048}
+"""
+
+
+@pytest.mark.parametrize(("ratios", "usable_gib"), [("1,1,1", 60), ("2,1,1", 64), ("8,5,5", 72), ("best", 72)])
+def test_unequal_shares_of_a_tensor_parallel_group(hetplan, tmp_path, ratios, usable_gib):
+    """https://github.com/vllm-project/vllm/pull/50735."""
+    (tmp_path / "ratios.yaml").write_text(RATIOS)
+    (tmp_path / "wide.yaml").write_text(WIDE)
+    code, out, err = hetplan("fit", "ratios.yaml", "wide.yaml", "--ratios", ratios, "--json")
+    assert code == 0, err
+    shares = json.loads(out)["shares"]
+    assert shares["asked"]["usable_bytes"] / 2**30 == pytest.approx(usable_gib)
+    assert shares["even"]["usable_bytes"] / 2**30 == 60
+
+
+def test_shares_whose_sum_divides_no_width_are_refused(hetplan, tmp_path):
+    """https://github.com/vllm-project/vllm/pull/50735."""
+    (tmp_path / "ratios.yaml").write_text(RATIOS)
+    code, _, err = hetplan("fit", "ratios.yaml", "gpt2", "--ratios", "8,5,5")
+    assert code == 2 and "18, the sum of the ratios" in err
+    code, _, err = hetplan("fit", "ratios.yaml", "gpt2", "--ratios", "2,1")
+    assert code == 2
