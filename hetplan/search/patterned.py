@@ -106,10 +106,11 @@ class PatternSearch:
         tables = (self.tables(size, self.loosest, MANY_RANKS) for size in self.sizes)
         return [table for table in tables if table is not None]
 
-    def shapes(self, most_visited: int = MOST_VISITED) -> float:
-        """Price plans of one shape, at most so many shapes; return a value of the objective none of them beats."""
+    def shapes(self, most_visited: int | None = None) -> float:
+        """Price plans of one shape, at most so many shapes (None: by the effort); return a value none of them beats."""
         self.book.enter("single shapes")
-        search = ShapeSearch(self.book, self._fields(), most_visited)
+        most = int(MOST_VISITED * self.book.request.effort / 10) if most_visited is None else most_visited
+        search = ShapeSearch(self.book, self._fields(), most)
         bound_s = search.run(self.tables)
         self.near_best = search.columns[-NEAR_BEST:]
         self.num_shapes = sum(int((field.copies > 0).sum()) for field in search.fields)

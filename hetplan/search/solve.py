@@ -28,7 +28,9 @@ from hetplan.search.records import Alternative, Candidate, Progress, SearchReque
 from hetplan.search.uniform import price_grids
 
 SMALL_DEVICES = 12
-SMALL_BUDGET = 120_000
+TINY_DEVICES = 6
+SMALL_BUDGET, TINY_BUDGET = 2_000_000, 8_000_000
+"""Visits of the exhaustive search at the default effort of 10, on up to so many devices."""
 SPACE_ALL = "all plans the rules and limits allow"
 
 
@@ -78,22 +80,29 @@ def _check_request(request: SearchRequest) -> None:
 def _explore(book: Book) -> tuple[str, bool]:
     """Fill the book; return the space its bound speaks of and whether that space was searched to the end."""
     problem, limits = book.problem, book.problem.limits
-    if sum(problem.devices_g) <= SMALL_DEVICES:
-        book.enter("exhaustive")
-        found = exhaustive(problem.prices, book.request, None, SMALL_BUDGET)
-        for candidate in found.candidates:
-            book.add_candidate(candidate)
-        book.raise_bound(found.bound)
-        if found.complete:
-            return SPACE_ALL, True
+    devices = sum(problem.devices_g)
     if limits.uniform_degrees or limits.uniform_cuts or limits.equal_cuts or limits.uniform_microbatches:
         price_grids(book, equal_cuts=limits.equal_cuts)
-        book.raise_bound(value_floor(book.problem, book.request, []))
-        return "uniform grids", False
-    return _explore_patterns(book), False
+        space, floor = "uniform grids", value_floor(book.problem, book.request, [])
+    else:
+        space, floor = _explore_patterns(book)
+    if devices <= SMALL_DEVICES:
+        book.enter("exhaustive")
+        budget = int((TINY_BUDGET if devices <= TINY_DEVICES else SMALL_BUDGET) * book.request.effort / 10)
+        best = book.best.candidate if book.best else None
+        found = exhaustive(problem.prices, book.request, best, budget)
+        for candidate in found.candidates:
+            book.add_candidate(candidate)
+        if found.complete:
+            book.raise_bound(found.bound)
+            book.floor = found.bound
+            return SPACE_ALL, True
+    book.raise_bound(floor)
+    return space, False
 
 
-def _explore_patterns(book: Book) -> str:
+def _explore_patterns(book: Book) -> tuple[str, float]:
+    """Fill the book with plans of one shape and of several; return the space and its bound."""
     problem, limits = book.problem, book.problem.limits
     patterned = PatternSearch(problem, book)
     shapes_bound = patterned.shapes()
@@ -105,17 +114,14 @@ def _explore_patterns(book: Book) -> str:
     one_shape = f"plans of one shape out of {space}"
     book.floor = value_floor(problem, book.request, patterned.bound_tables())
     if book.best is None or limits.max_shapes == 1 or book.request.objective != "time":
-        book.raise_bound(max(shapes_bound, book.floor))
-        return one_shape
+        return one_shape, max(shapes_bound, book.floor)
     mixes_s = min(shapes_bound, patterned.prove_mixes())
     book.floor = max(book.floor, mixes_s)
     if mixes_s < book.best_step_s * (1 - book.request.simplicity):
         patterned.mix(book.request.effort)
     if num_shapes(simplest(book).layout) > 1:
-        book.raise_bound(book.floor)
-        return f"all mixes of {space}"
-    book.raise_bound(shapes_bound)
-    return one_shape
+        return f"all mixes of {space}", book.floor
+    return one_shape, shapes_bound
 
 
 def _result(book: Book, ended: tuple[Status, str], alternatives: tuple[Alternative, ...]) -> SearchResult:
