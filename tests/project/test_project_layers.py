@@ -29,7 +29,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 ONLY_IMPORTERS = {
     "ortools": {"search"},
-    "scipy": {"search"},
+    "scipy": {"search", "calibrate"},
     "typer": {"cli"},
     "rich": set(),
     "torch": {"profiling", "runtime"},

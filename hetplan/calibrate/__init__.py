@@ -1,0 +1,1 @@
+"""Observed runs -> predictions, errors and fitted constants."""

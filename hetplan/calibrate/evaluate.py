@@ -1,0 +1,148 @@
+"""Predictions of rows nothing was fitted on, beside the simplest baseline.
+
+Constants come from one set of runs and are asked about another: five folds by configuration of one table, or two
+tables. The baseline says that every device reaches one fraction of its peak, recomputation counted as work.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.calibrate.dataset import Dataset, folds
+from hetplan.calibrate.express import Setup
+from hetplan.calibrate.fit import Observation, Predictions
+from hetplan.calibrate.memory import START, fit_memory, fits, peak_bytes
+from hetplan.calibrate.predict import step_s
+from hetplan.calibrate.stacks import Stacks, fit_stacks
+from hetplan.costs.flops import model_flop
+from hetplan.costs.records import Floats
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judged:
+    """One row with what was predicted for it."""
+
+    setup: Setup
+    metric: str
+    """time, memory or fits."""
+    predicted: float
+    observed: float
+    level: str = ""
+    """Where the constants came from: stack, device, all."""
+    baseline: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Constants:
+    """All that is fitted on one set of runs."""
+
+    stacks: Stacks
+    memory: dict[str, Floats]
+    memory_everywhere: Floats
+    utilisation: dict[str, float]
+    """Baseline: fraction of peak by device; ``""``: of all."""
+
+    def memory_of(self, setup: Setup) -> Floats:
+        """Return (overhead, reserve) for a configuration."""
+        return self.memory.get(setup.run.stack, self.memory_everywhere)
+
+
+def learn(data: Dataset, predictions: Predictions | None = None) -> Constants:
+    """Return constants fitted on a table."""
+    by_stack: dict[str, list[int]] = {}
+    for index, peak in enumerate(data.peaks):
+        by_stack.setdefault(peak.setup.run.stack, []).append(index)
+    everywhere = fit_memory(data.peaks, START)
+    return Constants(
+        stacks=fit_stacks(data.times, predictions),
+        memory={
+            stack: fit_memory([data.peaks[i] for i in places], everywhere) for stack, places in sorted(by_stack.items())
+        },
+        memory_everywhere=everywhere,
+        utilisation=utilisation(data.times),
+    )
+
+
+def judge(data: Dataset, constants: Constants) -> list[Judged]:
+    """Return predictions for every row of a table."""
+    judged = [_judge_time(row, constants) for row in data.times]
+    for peak in data.peaks:
+        known = peak.setup.run.stack in constants.memory
+        judged.append(
+            Judged(
+                setup=peak.setup,
+                metric="memory",
+                predicted=peak_bytes(peak.stages, constants.memory_of(peak.setup)),
+                observed=peak.peak_bytes,
+                level="stack" if known else "all",
+            )
+        )
+    for part in data.components:
+        judged.append(
+            Judged(
+                setup=part.setup,
+                metric="memory",
+                predicted=part.predicted_bytes,
+                observed=part.observed_bytes,
+                level="formula",
+            )
+        )
+    for outcome in data.outcomes:
+        fit = fits(outcome.stages, constants.memory_of(outcome.setup))
+        judged.append(Judged(setup=outcome.setup, metric="fits", predicted=float(fit), observed=float(outcome.ran)))
+    return judged
+
+
+def cross_validate(data: Dataset, count: int = 5) -> list[Judged]:
+    """Return predictions for every row, each from constants fitted without its configuration's fold."""
+    predictions = Predictions()
+    judged = []
+    for held in folds(data, count):
+        constants = learn(data.only(data.configurations - held), predictions)
+        judged.extend(judge(data.only(held), constants))
+    return judged
+
+
+def _judge_time(row: Observation, constants: Constants) -> Judged:
+    level, fitted = constants.stacks.find(row.setup)
+    return Judged(
+        setup=row.setup,
+        metric="time",
+        predicted=step_s(row.setup, fitted.calibration(row.setup)),
+        observed=row.step_s,
+        level=level,
+        baseline=baseline_s(row.setup, constants.utilisation),
+    )
+
+
+def peak_s(setup: Setup) -> float:
+    """Return the seconds a step would take at the devices' peak, recomputation counted."""
+    flop = model_flop(setup.model, setup.workload) * setup.workload.global_batch
+    replica = setup.layout.replicas[0]
+    if replica.stages[0].recompute == "full":
+        flop *= 4 / 3
+    rate = 0.0
+    for replica in setup.layout.replicas:
+        for stage in replica.stages[: replica.pp]:
+            peaks = setup.cluster.group(stage.group).device.peak_flop_per_s
+            rate += replica.copies * stage.mesh_size * peaks[setup.workload.precision]
+    return flop / rate
+
+
+def utilisation(rows: Sequence[Observation]) -> dict[str, float]:
+    """Return the mean (geometric) fraction of peak by device."""
+    logs: dict[str, list[float]] = {}
+    for row in rows:
+        value = math.log(peak_s(row.setup) / row.step_s)
+        for name in ("", "+".join(row.setup.devices)):
+            logs.setdefault(name, []).append(value)
+    return {name: float(np.exp(np.median(values))) for name, values in logs.items()}
+
+
+def baseline_s(setup: Setup, known: dict[str, float]) -> float:
+    """Return the step time under a constant fraction of peak."""
+    return peak_s(setup) / known.get("+".join(setup.devices), known[""])

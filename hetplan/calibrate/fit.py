@@ -1,0 +1,139 @@
+"""Constants from observed step times: regularised robust least squares.
+
+Minimised over offsets `x` (see `parameters`):
+
+    sum_i rho((log T_i(x) - log observed_i) / noise)  +  sum_k ((x_k - start_k) / width_k) ** 2
+
+with `rho` Huber-like (soft L1), so that single rows that disagree do not bend everything, and noise 4 % (published
+runs repeat within about 5 %). The second sum is the prior: few rows move few constants. scipy's trust region solves
+it within bounds; the Jacobian is by forward differences and is kept while `x` stays near where it was taken.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+from scipy.optimize import least_squares
+
+from hetplan.calibrate.express import Setup
+from hetplan.calibrate.parameters import Parameter, blocks, calibration_of, widths
+from hetplan.calibrate.predict import step_s
+from hetplan.costs.records import Floats
+from hetplan.specs.calibration import Calibration
+
+NOISE = 0.04
+"""Relative scatter of a measured step time at which a row is taken at its word."""
+KEEP_JACOBIAN = 0.6
+"""Largest move, in prior widths, at which a Jacobian is still used."""
+MOST_STEPS = 12
+Entries = tuple[tuple[str, Parameter], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observation:
+    """One configuration and how long its step took."""
+
+    setup: Setup
+    step_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fitted:
+    """Constants of one device and software stack."""
+
+    entries: Entries
+    offsets: Floats
+    spread: Floats
+    """Standard deviation of each offset, from the curvature at the optimum."""
+    errors: Floats
+    """log(predicted / observed) of the rows it was fitted on."""
+
+    def calibration(self, setup: Setup) -> Calibration:
+        """Return the calibration for a configuration's cluster."""
+        return calibration_of(setup.cluster, self.entries, self.offsets)
+
+
+class Predictions:
+    """Step times of observations at offsets; remembers what was asked (folds share their first steps)."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, bytes], float] = {}
+
+    def log_s(self, observation: Observation, entries: Entries, offsets: Floats) -> float:
+        """Return the logarithm of the predicted seconds."""
+        key = (id(observation), offsets.tobytes())
+        if key not in self._known:
+            calibration = calibration_of(observation.setup.cluster, entries, offsets)
+            self._known[key] = math.log(step_s(observation.setup, calibration))
+        return self._known[key]
+
+
+def fit(observations: Sequence[Observation], devices: Sequence[str], start: Floats, predictions: Predictions) -> Fitted:
+    """Return the constants that explain `observations`, starting from (and drawn to) `start`."""
+    entries = blocks(devices)
+    problem = _Problem(tuple(observations), entries, start, predictions)
+    found = least_squares(
+        problem.residuals,
+        start,
+        jac=problem.jacobian,
+        x_scale=widths(entries),
+        loss=problem.loss,  # type: ignore[arg-type]  # scipy's stubs ask for another array type
+        method="trf",
+        max_nfev=MOST_STEPS,
+        xtol=1e-3,
+        ftol=1e-4,
+    )
+    offsets = np.asarray(found.x, dtype=np.float64)
+    jacobian = np.asarray(found.jac, dtype=np.float64)
+    spread = np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian)))
+    return Fitted(entries=entries, offsets=offsets, spread=spread, errors=problem.errors(offsets))
+
+
+class _Problem:
+    """Residuals and Jacobian of one fit."""
+
+    def __init__(
+        self, observations: tuple[Observation, ...], entries: Entries, start: Floats, predictions: Predictions
+    ) -> None:
+        self._observations = observations
+        self._entries = entries
+        self._start = start
+        self._widths = widths(entries)
+        self._predictions = predictions
+        self._observed = np.log([observation.step_s for observation in observations])
+        self._taken_at: Floats | None = None
+        self._slopes = np.zeros((len(observations), len(entries)))
+
+    def errors(self, offsets: Floats) -> Floats:
+        """Return log(predicted / observed) of every row."""
+        logs = [self._predictions.log_s(row, self._entries, offsets) for row in self._observations]
+        return np.array(logs) - self._observed
+
+    def residuals(self, offsets: Floats) -> Floats:
+        """Return scaled errors, then scaled distances from the start."""
+        return np.concatenate([self.errors(offsets) / NOISE, (offsets - self._start) / self._widths])
+
+    def jacobian(self, offsets: Floats) -> Floats:
+        """Return the derivative of `residuals`."""
+        moved = None if self._taken_at is None else np.max(np.abs(offsets - self._taken_at) / self._widths)
+        if moved is None or moved > KEEP_JACOBIAN:
+            self._taken_at = offsets.copy()
+            base = self.errors(offsets)
+            for k, (_, entry) in enumerate(self._entries):
+                beside = offsets.copy()
+                beside[k] += entry.step
+                self._slopes[:, k] = (self.errors(beside) - base) / entry.step
+        return np.concatenate([self._slopes / NOISE, np.diag(1.0 / self._widths)])
+
+    def loss(self, squares: Floats) -> npt.NDArray[np.float64]:
+        """Return soft L1 for rows and plain squares for the prior, with first and second derivatives."""
+        count = len(self._observations)
+        rho = np.empty((3, len(squares)))
+        rho[0], rho[1], rho[2] = squares, 1.0, 0.0
+        t = 1.0 + squares[:count]
+        rho[0, :count], rho[1, :count], rho[2, :count] = 2 * (np.sqrt(t) - 1), t**-0.5, -0.5 * t**-1.5
+        return rho

@@ -1,0 +1,66 @@
+"""Constants for every device and software stack of a set of runs, from general to particular.
+
+First one vector for all runs, then one for each kind of device starting from it, then one for each stack on that
+device. A run of an unknown stack is priced with its device's constants, one of an unknown device with those of all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.calibrate.express import Setup
+from hetplan.calibrate.fit import Fitted, Observation, Predictions, fit
+from hetplan.calibrate.parameters import PARAMETERS, blocks
+from hetplan.costs.records import Floats
+from hetplan.specs.calibration import Calibration
+
+Devices = tuple[str, ...]
+ANY: Devices = ("any",)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stacks:
+    """Fitted constants at three levels."""
+
+    everywhere: Fitted
+    by_device: dict[Devices, Fitted]
+    by_stack: dict[tuple[str, Devices], Fitted]
+
+    def find(self, setup: Setup) -> tuple[str, Fitted]:
+        """Return the most particular constants there are for a configuration, and their level."""
+        own = self.by_stack.get((setup.run.stack, setup.devices))
+        if own is not None:
+            return "stack", own
+        device = self.by_device.get(setup.devices)
+        return ("device", device) if device is not None else ("all", self.everywhere)
+
+    def calibration(self, setup: Setup) -> Calibration:
+        """Return the calibration of a configuration."""
+        return self.find(setup)[1].calibration(setup)
+
+
+def fit_stacks(observations: Sequence[Observation], predictions: Predictions | None = None) -> Stacks:
+    """Return constants fitted on `observations`."""
+    known = predictions or Predictions()
+    everywhere = fit(observations, ANY, np.zeros(len(blocks(ANY))), known)
+    by_device: dict[Devices, Fitted] = {}
+    by_stack: dict[tuple[str, Devices], Fitted] = {}
+    for devices in sorted({row.setup.devices for row in observations}):
+        of_device = [row for row in observations if row.setup.devices == devices]
+        by_device[devices] = fit(of_device, devices, spread_out(everywhere.offsets, len(devices)), known)
+        names = sorted({row.setup.run.stack for row in of_device})
+        for name in names:
+            rows = [row for row in of_device if row.setup.run.stack == name]
+            by_stack[name, devices] = (
+                fit(rows, devices, by_device[devices].offsets, known) if len(names) > 1 else (by_device[devices])
+            )
+    return Stacks(everywhere=everywhere, by_device=by_device, by_stack=by_stack)
+
+
+def spread_out(offsets: Floats, num_devices: int) -> Floats:
+    """Return one device's vector repeated for several devices, shared entries once."""
+    own = sum(entry.record == "device" for entry in PARAMETERS)
+    return np.concatenate([np.tile(offsets[:own], num_devices), offsets[own:]])
