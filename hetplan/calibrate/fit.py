@@ -27,9 +27,8 @@ from hetplan.specs.calibration import Calibration
 
 NOISE = 0.04
 """Relative scatter of a measured step time at which a row is taken at its word."""
-KEEP_JACOBIAN = 0.6
-"""Largest move, in prior widths, at which a Jacobian is still used."""
-MOST_STEPS = 12
+FAR = 3.0
+"""Offset, in prior widths, by which a constant is tried to see whether it matters to a row at all."""
 Entries = tuple[tuple[str, Parameter], ...]
 
 
@@ -57,11 +56,49 @@ class Fitted:
         return calibration_of(setup.cluster, self.entries, self.offsets)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Effort:
+    """How carefully a fit looks."""
+
+    most_steps: int = 12
+    keep_jacobian: float = 1.0
+    """Largest move, in prior widths, at which a Jacobian is still used."""
+
+
 class Predictions:
     """Step times of observations at offsets; remembers what was asked (folds share their first steps)."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[int, bytes], float] = {}
+        self._matters: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._held: list[Observation] = []
+
+    def slopes(self, observation: Observation, entries: Entries, offsets: Floats) -> Floats:
+        """Return the derivative of `log_s`, by forward differences over the constants that matter."""
+        base = self.log_s(observation, entries, offsets)
+        slopes = np.zeros(len(entries))
+        for k in self._mattering(observation, entries):
+            beside = offsets.copy()
+            beside[k] += entries[k][1].step
+            slopes[k] = (self.log_s(observation, entries, beside) - base) / entries[k][1].step
+        return slopes
+
+    def _mattering(self, observation: Observation, entries: Entries) -> tuple[int, ...]:
+        key = (id(observation), len(entries))
+        if key not in self._matters:
+            zero = np.zeros(len(entries))
+            base = self.log_s(observation, entries, zero)
+            found = []
+            for k, (_, entry) in enumerate(entries):
+                far = zero.copy()
+                for side in (-FAR, FAR):
+                    far[k] = side * entry.width
+                    if self.log_s(observation, entries, far) != base:
+                        found.append(k)
+                        break
+            self._matters[key] = tuple(found)
+            self._held.append(observation)
+        return self._matters[key]
 
     def log_s(self, observation: Observation, entries: Entries, offsets: Floats) -> float:
         """Return the logarithm of the predicted seconds."""
@@ -72,10 +109,16 @@ class Predictions:
         return self._known[key]
 
 
-def fit(observations: Sequence[Observation], devices: Sequence[str], start: Floats, predictions: Predictions) -> Fitted:
+def fit(
+    observations: Sequence[Observation],
+    devices: Sequence[str],
+    start: Floats,
+    predictions: Predictions,
+    effort: Effort = Effort(),  # noqa: B008 - frozen
+) -> Fitted:
     """Return the constants that explain `observations`, starting from (and drawn to) `start`."""
     entries = blocks(devices)
-    problem = _Problem(tuple(observations), entries, start, predictions)
+    problem = _Problem(tuple(observations), entries, start, predictions, effort.keep_jacobian)
     found = least_squares(
         problem.residuals,
         start,
@@ -83,7 +126,7 @@ def fit(observations: Sequence[Observation], devices: Sequence[str], start: Floa
         x_scale=widths(entries),
         loss=problem.loss,  # type: ignore[arg-type]  # scipy's stubs ask for another array type
         method="trf",
-        max_nfev=MOST_STEPS,
+        max_nfev=effort.most_steps,
         xtol=1e-3,
         ftol=1e-4,
     )
@@ -97,7 +140,12 @@ class _Problem:
     """Residuals and Jacobian of one fit."""
 
     def __init__(
-        self, observations: tuple[Observation, ...], entries: Entries, start: Floats, predictions: Predictions
+        self,
+        observations: tuple[Observation, ...],
+        entries: Entries,
+        start: Floats,
+        predictions: Predictions,
+        keep: float,
     ) -> None:
         self._observations = observations
         self._entries = entries
@@ -105,8 +153,13 @@ class _Problem:
         self._widths = widths(entries)
         self._predictions = predictions
         self._observed = np.log([observation.step_s for observation in observations])
-        self._taken_at: Floats | None = None
-        self._slopes = np.zeros((len(observations), len(entries)))
+        self._keep = keep
+        self._take(np.zeros(len(entries)))
+
+    def _take(self, offsets: Floats) -> None:
+        self._taken_at = offsets.copy()
+        rows = [self._predictions.slopes(row, self._entries, offsets) for row in self._observations]
+        self._slopes = np.array(rows).reshape(len(self._observations), len(self._entries))
 
     def errors(self, offsets: Floats) -> Floats:
         """Return log(predicted / observed) of every row."""
@@ -119,14 +172,8 @@ class _Problem:
 
     def jacobian(self, offsets: Floats) -> Floats:
         """Return the derivative of `residuals`."""
-        moved = None if self._taken_at is None else np.max(np.abs(offsets - self._taken_at) / self._widths)
-        if moved is None or moved > KEEP_JACOBIAN:
-            self._taken_at = offsets.copy()
-            base = self.errors(offsets)
-            for k, (_, entry) in enumerate(self._entries):
-                beside = offsets.copy()
-                beside[k] += entry.step
-                self._slopes[:, k] = (self.errors(beside) - base) / entry.step
+        if np.max(np.abs(offsets - self._taken_at) / self._widths) > self._keep:
+            self._take(offsets)
         return np.concatenate([self._slopes / NOISE, np.diag(1.0 / self._widths)])
 
     def loss(self, squares: Floats) -> npt.NDArray[np.float64]:

@@ -12,13 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.calibrate.express import Setup
-from hetplan.calibrate.fit import Fitted, Observation, Predictions, fit
+from hetplan.calibrate.fit import Effort, Fitted, Observation, Predictions, fit
 from hetplan.calibrate.parameters import PARAMETERS, blocks
 from hetplan.costs.records import Floats
 from hetplan.specs.calibration import Calibration
 
 Devices = tuple[str, ...]
 ANY: Devices = ("any",)
+ROUGH = Effort(most_steps=5, keep_jacobian=4.0)
+"""For the general levels, which later ones refine."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,12 +47,12 @@ class Stacks:
 def fit_stacks(observations: Sequence[Observation], predictions: Predictions | None = None) -> Stacks:
     """Return constants fitted on `observations`."""
     known = predictions or Predictions()
-    everywhere = fit(observations, ANY, np.zeros(len(blocks(ANY))), known)
+    everywhere = fit(observations, ANY, np.zeros(len(blocks(ANY))), known, ROUGH)
     by_device: dict[Devices, Fitted] = {}
     by_stack: dict[tuple[str, Devices], Fitted] = {}
     for devices in sorted({row.setup.devices for row in observations}):
         of_device = [row for row in observations if row.setup.devices == devices]
-        by_device[devices] = fit(of_device, devices, spread_out(everywhere.offsets, len(devices)), known)
+        by_device[devices] = fit(of_device, devices, spread_out(everywhere.offsets, len(devices)), known, ROUGH)
         names = sorted({row.setup.run.stack for row in of_device})
         for name in names:
             rows = [row for row in of_device if row.setup.run.stack == name]

@@ -6,6 +6,7 @@ that the walk over a layer's operators is plain arithmetic on arrays.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,8 @@ class Rates:
     dense_flop_per_s: float
     """Large, aligned GEMMs in the precision of weights and activations."""
     attention_flop_per_s: float
+    vector_flop_per_s: float
+    """Products the matrix units cannot take, in fp32; infinite where the datasheet states no fp32 peak."""
     memory_bytes_per_s: float
     half_flop: float
     misaligned_penalty: float
@@ -71,6 +74,9 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
         gemm_flop_per_s=gemm_peak * constants.gemm_peak_fraction,
         dense_flop_per_s=dense_peak * constants.gemm_peak_fraction,
         attention_flop_per_s=dense_peak * attention,
+        vector_flop_per_s=group.device.peak_flop_per_s.get("fp32", math.inf)
+        * group.speed
+        * constants.gemm_peak_fraction,
         memory_bytes_per_s=group.device.memory_bandwidth_bytes_per_s * constants.memory_fraction * group.speed,
         half_flop=constants.gemm_half_flop,
         misaligned_penalty=constants.misaligned_penalty,
@@ -105,6 +111,7 @@ class Batch:
     gemm_flop_per_s_o: Floats
     dense_flop_per_s_o: Floats
     attention_flop_per_s_o: Floats
+    vector_flop_per_s_o: Floats
     memory_bytes_per_s_o: Floats
     half_flop_o: Floats
     misaligned_penalty_o: Floats
@@ -162,6 +169,7 @@ class Batches:
             gemm_flop_per_s_o=np.array([row.gemm_flop_per_s for row in rows]),
             dense_flop_per_s_o=np.array([row.dense_flop_per_s for row in rows]),
             attention_flop_per_s_o=np.array([row.attention_flop_per_s for row in rows]),
+            vector_flop_per_s_o=np.array([row.vector_flop_per_s for row in rows]),
             memory_bytes_per_s_o=np.array([row.memory_bytes_per_s for row in rows]),
             half_flop_o=np.array([row.half_flop for row in rows]),
             misaligned_penalty_o=np.array([row.misaligned_penalty for row in rows]),

@@ -48,6 +48,11 @@ DROPOUT_PASSES = {"forward": 2.0, "backward": 2.0}
 """Elements moved per score by attention dropout, its one-byte mask apart: read, write."""
 
 
+TENSOR_ELEMENTS = 8
+"""Batched products of 16-bit elements run on matrix units where their widths are multiples of 16 bytes (NVIDIA,
+Matrix Multiplication Background User's Guide); other head sizes fall back to vector units."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arithmetic:
     """Seconds of one microbatch on one rank; entries are arrays over options or plain zeros."""
@@ -183,6 +188,8 @@ def _materialised_s(attention: Attention, layer: Layer, batch: Batch, tokens_o: 
     scores_o = tokens_o * seq_len * attention.num_heads / batch.tp_o
     slowed_o = misalignment_o((float(seq_len), float(attention.qk_head_dim), float(attention.value_head_dim)))
     speed_o = batch.dense_flop_per_s_o * (1.0 - batch.misaligned_penalty_o * slowed_o)
+    if attention.qk_head_dim % TENSOR_ELEMENTS or attention.value_head_dim % TENSOR_ELEMENTS:
+        speed_o = np.minimum(speed_o, batch.vector_flop_per_s_o)
     flop_o = 2.0 * scores_o * (attention.qk_head_dim + attention.value_head_dim)
     products_o = (flop_o + 2 * batch.half_flop_o) / speed_o
     masks = 1.0 if layer.dropout else 0.0

@@ -102,7 +102,7 @@ def pipeline_finish(schedule: ScheduleName, pp: int, num_microbatches: int, vpp:
     return _run(_compiled(schedule, pp, num_microbatches, vpp), durations)
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=256)
 def _compiled(schedule: ScheduleName, pp: int, num_microbatches: int, vpp: int) -> Flow:
     if schedule == "1f1b" and vpp == 1:
         return _one_f_one_b_flow(pp, num_microbatches)
