@@ -22,7 +22,7 @@ import numpy.typing as npt
 
 from hetplan.costs.records import Floats
 from hetplan.search.exhaustive_shapes import Context, CountClass, Flags, Ints, Mesh, Shape
-from hetplan.search.exhaustive_table import StageTable
+from hetplan.search.exhaustive_table import Condition, StageTable
 
 NO_ROW_S = -1e300
 LEAST_SLOPE_S = 1e-300
@@ -80,6 +80,8 @@ class ShapeBatch:
     groups: tuple[str, ...]
     meshes: tuple[Mesh, ...]
     """The stage table's options."""
+    spare: tuple[int, ...]
+    """Devices each shape leaves for replicas that may share its states."""
 
     def mesh_index(self) -> Ints:
         """Return the option of every virtual stage, (S, V)."""
@@ -143,8 +145,9 @@ def batch_columns(
 
 
 def _stage_times(batch: ShapeBatch, option: Ints, table: StageTable, count_class: CountClass) -> _StageTimes:
-    held = np.array([table.held.index(count) for count in count_class.held])
-    index = (option[:, None, :], held[None, None, :], batch.cuts[None, :, :-1], batch.cuts[None, :, 1:])
+    place = {condition: k for k, condition in enumerate(table.conditions)}
+    condition = np.array([[place[Condition(held, spare)] for held in count_class.held] for spare in batch.spare])
+    index = (option[:, None, :], condition[:, None, :], batch.cuts[None, :, :-1], batch.cuts[None, :, 1:])
     return _StageTimes(
         first_m=count_class.first_m,
         end_m=np.full((len(batch.shapes), len(batch.cuts)), count_class.end_m),

@@ -22,13 +22,14 @@ from hetplan.search.exhaustive_columns import Columns, ShapeBatch, batch_columns
 from hetplan.search.exhaustive_combine import Budget, DeviceVectors, Pool, Rules
 from hetplan.search.exhaustive_shapes import (
     Context,
+    CountClass,
     Mesh,
     Shape,
     chain_cuts,
     count_classes,
     mesh_sequences,
 )
-from hetplan.search.exhaustive_table import is_shared, stage_table
+from hetplan.search.exhaustive_table import Condition, is_shared, stage_table
 from hetplan.specs.workload import RECOMPUTES, SHARDINGS
 
 Degrees = tuple[int, int, int, int]
@@ -193,26 +194,30 @@ class _Lister:
 
 
 def _space(prices: Prices, limits: Limits, listed: Sequence[_Listed]) -> Space | None:
-    groups = tuple(free_devices(prices, limits))
+    free = free_devices(prices, limits)
     shapes: list[Shape] = []
     parts: list[Columns] = []
     joules: list[Floats] = []
     for one in listed:
         classes = {key: count_classes(one.context.schedule, *key, one.counts) for key in one.shapes}
-        held = sorted({count for some in classes.values() for each in some for count in each.held})
-        if not held:
-            continue
-        table = stage_table(prices, one.meshes, one.size, one.context, held)
-        for key, equal in one.shapes.items():
-            batch = ShapeBatch(
+        batches = {
+            key: ShapeBatch(
                 shapes=tuple(equal),
-                first_shape=len(shapes),
+                first_shape=0,
                 cuts=chain_cuts(prices, key[0] * key[1], limits),
-                groups=groups,
+                groups=tuple(free),
                 meshes=one.meshes,
+                spare=tuple(_spare(shape, one.context, sum(free.values())) for shape in equal),
             )
+            for key, equal in one.shapes.items()
+        }
+        if not batches:
+            continue
+        table = stage_table(prices, one.meshes, one.size, one.context, _conditions(batches, classes))
+        for key, unnumbered in batches.items():
+            batch = replace(unnumbered, first_shape=len(shapes))
             columns = batch_columns(batch, one.size, table, classes[key], one.context)
-            shapes.extend(equal)
+            shapes.extend(batch.shapes)
             parts.append(columns)
             joules.append(_joules(prices, batch, columns))
     if not parts:
@@ -220,6 +225,25 @@ def _space(prices: Prices, limits: Limits, listed: Sequence[_Listed]) -> Space |
     context = listed[0].context
     pool = _pool(prices, limits, concatenate(parts), shapes, alone=context.alone)
     return Space(context=context, shapes=tuple(shapes), pool=pool, joules=np.concatenate(joules))
+
+
+def _spare(shape: Shape, context: Context, everyone: int) -> int:
+    """Return the devices a shape leaves for others; 0 where nobody shares states with it."""
+    return 0 if context.alone or context.sharding == "none" else everyone - sum(mesh.size for mesh in shape.meshes)
+
+
+def _conditions(
+    batches: Mapping[tuple[int, int], ShapeBatch], classes: Mapping[tuple[int, int], Sequence[CountClass]]
+) -> list[Condition]:
+    return sorted(
+        {
+            Condition(held, spare)
+            for key, batch in batches.items()
+            for one in classes[key]
+            for held in one.held
+            for spare in batch.spare
+        }
+    )
 
 
 def _counts(batch: int, size: int, context: Context) -> range:

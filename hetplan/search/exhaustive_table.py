@@ -10,13 +10,16 @@ group has (Q bytes of the whole layer, tp slices side by side):
 Once a stage's gradients are complete, at most `overlap.gradients` of its last backward pass can have hidden their
 reduction; then comes the optimizer, then the gather of updated weights that are shared out.
 
-Array legend: O mesh options, K held microbatches, N layers.
+How many ranks share a stage's states is known for a replica alone; else as many as the devices it leaves could hold.
+
+Array legend: O mesh options, K conditions, N layers.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 
@@ -37,9 +40,18 @@ UNREACHABLE_S = 1e30
 """Seconds a byte takes where no link leads; finite, so that nothing times it is nothing."""
 
 
+class Condition(NamedTuple):
+    """What memory depends on besides the stage."""
+
+    held: int
+    """Microbatches whose activations it holds."""
+    spare: int
+    """Devices left for other replicas that may share its states."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTable:
-    """Least seconds of every span on every mesh, and the first recomputation that fits, by held microbatches.
+    """Least seconds of every span on every mesh, and the first recomputation that fits, by condition.
 
     Shapes: `forward_s`, `backward_s`, `input_s`, `after_s` (O, K, N + 1, N + 1), infinite where nothing fits; `mode`
     alike, -1 where nothing fits; `boundary_s` (O, O, N + 1), seconds from a stage that ends before layer `j`; `tie_s`
@@ -48,7 +60,7 @@ class StageTable:
     the last gradient.
     """
 
-    held: tuple[int, ...]
+    conditions: tuple[Condition, ...]
     forward_s: Floats
     backward_s: Floats
     input_s: Floats
@@ -59,31 +71,31 @@ class StageTable:
 
 
 def stage_table(
-    prices: Prices, meshes: Sequence[Mesh], microbatch: int, context: Context, held: Sequence[int]
+    prices: Prices, meshes: Sequence[Mesh], microbatch: int, context: Context, conditions: Sequence[Condition]
 ) -> StageTable:
     """Return what every span of layers costs on every mesh at least."""
     num_layers = len(prices.model.chain)
-    shape = (len(meshes), len(held), num_layers + 1, num_layers + 1)
+    shape = (len(meshes), len(conditions), num_layers + 1, num_layers + 1)
     forward, backward, inward, after = (np.full(shape, np.inf) for _ in range(4))
     mode = np.full(shape, -1, dtype=np.int64)
     for o, mesh in enumerate(meshes):
         possible = _divisible(prices, mesh.tp)
         for r, recompute in reversed(list(enumerate(context.recomputes))):
             option = mesh.option(microbatch, recompute)
-            fixed, per_microbatch = prices.memory_matrices(
-                option, context.sharding, most_degrees(prices, mesh, context)
-            )
             room = prices.capacity_bytes(mesh.group) * LENIENT
             spans = [_spans(part) for part in _passes(prices, mesh, context, prices.layers(option))]
             finite = possible & np.isfinite(sum(spans))
-            for k, num_held in enumerate(held):
-                fits = finite & (fixed + num_held * per_microbatch <= room)
+            for k, (held, spare) in enumerate(conditions):
+                degrees = most_degrees(mesh, spare)
+                fixed, per_microbatch = prices.memory_matrices(option, context.sharding, degrees)
+                fits = finite & (fixed + held * per_microbatch <= room)
                 for table, seconds in zip((forward, backward, inward), spans, strict=True):
                     table[o, k] = np.where(fits, np.minimum(seconds, table[o, k]), table[o, k])
                 mode[o, k] = np.where(fits, r, mode[o, k])
-        after[o] = _after(prices, mesh, context, (backward[o], inward[o]))
+        update_ks = [_optimizer(prices, mesh, context, spare) for _, spare in conditions]
+        after[o] = np.stack(update_ks) + _after(prices, mesh, context, (backward[o], inward[o]))
     return StageTable(
-        held=tuple(held),
+        conditions=tuple(conditions),
         forward_s=forward,
         backward_s=backward,
         input_s=inward,
@@ -99,12 +111,10 @@ def is_shared(mesh: Mesh, context: Context) -> bool:
     return not context.alone or mesh.dp * mesh.cp > 1
 
 
-def most_degrees(prices: Prices, mesh: Mesh, context: Context) -> ShardDegrees:
-    """Return the most ranks that could share a stage's states: exact for a replica alone, else all devices."""
-    if context.alone:
-        return ShardDegrees(dense=mesh.dp * mesh.cp, expert=max(1, mesh.dp * mesh.cp // mesh.ep))
-    everyone = prices.cluster.num_devices
-    return ShardDegrees(dense=everyone, expert=everyone)
+def most_degrees(mesh: Mesh, spare: int) -> ShardDegrees:
+    """Return the most ranks that could share a stage's states when `spare` devices are left for other replicas."""
+    own, others = mesh.dp * mesh.cp, spare // mesh.tp
+    return ShardDegrees(dense=own + others, expert=max(1, own // mesh.ep + others // mesh.ep))
 
 
 def _passes(prices: Prices, mesh: Mesh, context: Context, costs: LayerCosts) -> tuple[Floats, Floats, Floats]:
@@ -137,11 +147,10 @@ def s_per_byte(prices: Prices, mesh: Mesh) -> float:
 
 
 def _after(prices: Prices, mesh: Mesh, context: Context, passes_s: tuple[Floats, Floats]) -> Floats:
-    """Return what follows the last gradient of every span, (K, N + 1, N + 1)."""
+    """Return the traffic that follows the last gradient of every span, (K, N + 1, N + 1)."""
     backward_s, input_s = passes_s
-    update_s = _optimizer(prices, mesh, context)
     if not is_shared(mesh, context) or context.sharding == "full":
-        return np.broadcast_to(update_s, backward_s.shape)
+        return np.zeros_like(backward_s)
     dense_l, _ = whole_params(prices)
     per_param_s = s_per_byte(prices, mesh)
     workload = prices.workload
@@ -154,13 +163,13 @@ def _after(prices: Prices, mesh: Mesh, context: Context, passes_s: tuple[Floats,
     with np.errstate(invalid="ignore"):
         last_s = backward_s - input_s if context.schedule == "zero-bubble" else backward_s
         exposed_s = np.maximum(0.0, reduce_s - prices.calibration.overlap.gradients * last_s)
-    return np.asarray(np.nan_to_num(exposed_s) + update_s + gather_s)
+    return np.asarray(np.nan_to_num(exposed_s) + gather_s)
 
 
-def _optimizer(prices: Prices, mesh: Mesh, context: Context) -> Floats:
+def _optimizer(prices: Prices, mesh: Mesh, context: Context, spare: int) -> Floats:
     """Return the least seconds of the optimizer on every span, (N + 1, N + 1)."""
     costs = prices.layers(mesh.option(mesh.dp, context.recomputes[0]))
-    degrees = ShardDegrees() if context.sharding == "none" else most_degrees(prices, mesh, context)
+    degrees = ShardDegrees() if context.sharding == "none" else most_degrees(mesh, spare)
     each_l = costs.params / degrees.dense + costs.expert_params / degrees.expert
     seconds_l = np.array([prices.optimizer_s(mesh.group, float(params)) for params in each_l])
     return _spans(seconds_l)
