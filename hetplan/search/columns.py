@@ -6,6 +6,7 @@ A column knows its stages and how long its pipeline takes for m microbatches (`p
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -13,6 +14,7 @@ from itertools import pairwise
 
 import numpy as np
 
+from hetplan.costs.records import Floats
 from hetplan.plan.records import Replica, ScheduleName, Stage
 from hetplan.plan.timing import Durations, pipeline_finish
 from hetplan.search.after import Ending
@@ -73,20 +75,17 @@ class Column:
         return least
 
     def most_microbatches(self, limit_s: float) -> int:
-        """Return the most microbatches with which the column is done within `limit_s` (0: none)."""
+        """Return about the most microbatches with which the column is done within `limit_s` (0: none)."""
         low, high = 0, 1
         while self.least_s(high) <= limit_s:
             low, high = high, 2 * high
         while high - low > 1:
             middle = (low + high) // 2
             low, high = (middle, high) if self.least_s(middle) <= limit_s else (low, middle)
-        step, top = 1, low
-        while low and self.step_s(low) > limit_s:
-            top, low, step = low, max(0, low - step), 2 * step
-        while top - low > 1:
-            middle = (low + top) // 2
-            low, top = (middle, top) if self.step_s(middle) <= limit_s else (low, middle)
-        return low
+        busiest = max(f + b for f, b in zip(self.durations.forward_s, self.durations.backward_s, strict=True))
+        while low > 0 and (over := self.step_s(low) - limit_s) > 0:
+            low -= max(1, math.ceil(over / busiest * (1 - 1e-9)))
+        return max(low, 0)
 
     def replica(self, num_microbatches: int, copies: int) -> Replica:
         """Return the row of a layout it makes."""
@@ -116,10 +115,14 @@ def _rank_ends_s(schedule: ScheduleName, pp: int, num_microbatches: int, duratio
 
 
 def make_columns(
-    problem: Problem, tables: Tables, patterns: Patterns, held: int, schedule: ScheduleName = "1f1b"
+    problem: Problem, tables: Tables, patterns: Patterns, held: int, limit_s: Floats | None = None
 ) -> list[Column | None]:
-    """Return each pattern with its best cut when stages hold at most `held` microbatches; None where none fits."""
-    cuts = best_cuts(problem, tables, patterns, held)
+    """Return each pattern with its best cut when stages hold at most `held` microbatches; None where none fits.
+
+    `limit_s`: stage time beyond which a cut is of no use, (N,).
+    """
+    schedule: ScheduleName = "1f1b"
+    cuts = best_cuts(problem, tables, patterns, held, limit_s)
     found: list[Column | None] = []
     for row in range(len(patterns)):
         if not np.isfinite(cuts.least_tau_s[row]):

@@ -51,12 +51,15 @@ def stage_meshes(patterns: Patterns) -> Ints:
     return result
 
 
-def best_cuts(problem: Problem, tables: Tables, patterns: Patterns, held: int) -> Cuts:
-    """Return the best cut of each pattern when a stage holds min(stages after it + 1, `held`) microbatches."""
+def best_cuts(problem: Problem, tables: Tables, patterns: Patterns, held: int, limit_s: Floats | None = None) -> Cuts:
+    """Return the best cut of each pattern when a stage holds min(stages after it + 1, `held`) microbatches.
+
+    `limit_s`: stage time beyond which a cut is of no use, (N,); patterns without a faster cut count as unfit.
+    """
     mesh = stage_meshes(patterns)
     flight = np.minimum(patterns.stages[:, None] - np.arange(mesh.shape[1])[None, :], held)
     walk = _Walk(problem, tables, mesh, flight)
-    fits, ends, modes, tau_hi = walk.fill(np.full(len(patterns), np.inf))
+    fits, ends, modes, tau_hi = walk.fill(np.full(len(patterns), np.inf) if limit_s is None else limit_s)
     rate = np.where(patterns.count > 0, patterns.count / patterns.unit_s, 0.0).sum(axis=1)
     tau_lo = np.minimum(tables.weight_l.sum() / rate * (1 - 1e-12), tau_hi)
     for step in range(STEPS):

@@ -26,8 +26,8 @@ from hetplan.search.problem import MANY_RANKS, Problem, Tables, build_tables
 from hetplan.search.shapes import MOST_VISITED, Field, ShapeSearch, make_field
 from hetplan.specs.workload import SHARDINGS, Sharding
 
-MOST_COLUMNS = 64
-NEAR_BEST = 32
+MOST_COLUMNS = 40
+NEAR_BEST = 16
 MIX_EFFORT = 0.2
 MIX_ROUNDS = 4
 MIX_STEP = 0.6

@@ -241,9 +241,7 @@ def bound_lines(patterns: Patterns, tables: Tables, after_m: Floats, floor_tau_s
     """
     beta = backward_share(tables)
     after_s = np.append(after_m, 0.0)[patterns.mesh]
-    unit = np.concatenate([patterns.unit_s[:, :1], patterns.unit_s], axis=1)
-    count = np.concatenate([np.ones_like(patterns.count[:, :1]), patterns.count], axis=1).astype(float)
-    count[:, 1] -= 1
+    unit, count = with_first_stage(patterns)
     extra = np.zeros_like(unit)
     extra[:, 0] = after_s[:, 0]
     p = patterns.stages
@@ -305,6 +303,14 @@ def backward_share(tables: Tables) -> float:
     total = tables.forward_mrl + tables.backward_mrl
     finite = np.isfinite(total) & (total > 0)
     return float(np.min(tables.backward_mrl[finite] / total[finite])) if finite.any() else 0.5
+
+
+def with_first_stage(patterns: Patterns) -> tuple[Floats, Floats]:
+    """Return unit seconds and stage counts of blocks with the first stage as a block of its own, (N, K + 1) each."""
+    unit = np.concatenate([patterns.unit_s[:, :1], patterns.unit_s], axis=1)
+    count = np.concatenate([np.ones_like(patterns.count[:, :1]), patterns.count], axis=1).astype(float)
+    count[:, 1] -= 1
+    return unit, count
 
 
 def least_held(tables: Tables, count: Floats) -> Floats:

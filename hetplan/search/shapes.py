@@ -29,7 +29,15 @@ from hetplan.search.after import Ending
 from hetplan.search.book import Book
 from hetplan.search.columns import Column, finished, improve, make_columns, refitted
 from hetplan.search.layouts import layout_of
-from hetplan.search.patterns import Ints, Patterns, backward_share, breakpoints, fill_work_s, whole_layers_tau_s
+from hetplan.search.patterns import (
+    Ints,
+    Patterns,
+    backward_share,
+    breakpoints,
+    fill_work_s,
+    whole_layers_tau_s,
+    with_first_stage,
+)
 from hetplan.search.problem import Mesh, Problem, Tables
 from hetplan.search.records import SearchRequest
 from hetplan.specs.workload import Sharding
@@ -38,10 +46,10 @@ SWEEP = 1024
 """Patterns that get their best cut in one go."""
 TOLERANCE = 0.004
 """The visit ends when no bound is further below the best plan than this."""
-MOST_VISITED = 7_200
+MOST_VISITED = 16_000
 """Shapes visited at the default effort of 10."""
 IMPROVED_STAGES = 24
-NEAR_BEST = 1.03
+NEAR_BEST = 1.01
 BIG_S = 1e150
 MOST_DEGREE = 64
 """Sharing states wider than this is not told apart when cuts are made."""
@@ -128,9 +136,7 @@ def _bounds_s(field: Field, count: Ints, after: Floats, at: tuple[Floats, float]
     patterns, tables = field.patterns, field.tables
     beta = backward_share(tables)
     there = np.isfinite(patterns.unit_s)
-    unit = np.concatenate([patterns.unit_s[:, :1], patterns.unit_s], axis=1)
-    held = np.concatenate([np.ones_like(patterns.count[:, :1]), patterns.count], axis=1).astype(float)
-    held[:, 1] -= 1
+    unit, held = with_first_stage(patterns)
     extra = np.zeros_like(unit)
     extra[:, 0] = after[:, 0]
     p, m, comm = patterns.stages, count, patterns.comm_s
@@ -227,17 +233,34 @@ class ShapeSearch:
         parts = self.problem.batch // field.tables.microbatch
         counts = -(-parts // copies)
         held = np.where(counts >= field.patterns.stages[rows], self.problem.num_layers, _held_class(counts))
+        limit_s = self._stage_limits_s(field, rows, copies, counts)
         degree = np.minimum(4 ** np.floor(np.log2(copies) / 2).astype(int), MOST_DEGREE)
         for share, flight in sorted(set(zip(degree.tolist(), held.tolist(), strict=True))):
             tables = tables_of(field.tables.microbatch, field.sharding, share, share)
             if tables is None:
                 continue
             some = np.flatnonzero((degree == share) & (held == flight))
-            made = make_columns(self.problem, tables, field.patterns.take(rows[some]), flight)
+            made = make_columns(self.problem, tables, field.patterns.take(rows[some]), flight, limit_s[some])
             ending = Ending(self.problem, field.sharding, share)
             for k, column in zip(some.tolist(), made, strict=True):
                 if column is not None:
                     self._price(finished(self.problem, column, ending), int(copies[k]), tables_of)
+
+    def _stage_limits_s(self, field: Field, rows: Ints, copies: Ints, counts: Ints) -> Floats:
+        """Return the stage time beyond which no cut of a pattern can be near the best: m tau and the flow bound."""
+        patterns, m = field.patterns.take(rows), counts
+        if self.rates_g is None:
+            near = np.full(len(rows), self.book.best_step_s * NEAR_BEST)
+        else:
+            used = patterns.used
+            rate = np.where(used > 0, used * np.where(used > 0, self.rates_g, 0.0), 0.0).sum(axis=1) * copies
+            near = self.book.best_value * NEAR_BEST / np.maximum(rate, 1e-300)
+        near = np.minimum(near, BIG_S)
+        unit, held = with_first_stage(patterns)
+        work = fill_work_s(unit, held, field.tables, near / m)
+        slack = m - 1 - patterns.stages
+        flow = (near - patterns.comm_s - 2 * work) / np.maximum(slack, 1)
+        return np.asarray(np.where(slack > 0, np.minimum(near / m, np.maximum(flow, 0.0)), near / m))
 
     def _price(self, column: Column, copies: int, tables_of: TablesOf) -> None:
         parts = self.problem.batch // column.microbatch

@@ -22,6 +22,7 @@ CLUSTERS = {
     "ib-roce": {"A100-SXM4-80GB": 32},
     "ib-roce-8-nodes": {"A100-SXM4-80GB": 64},
     "mixed-workstation": {"RTX-4090": 2, "RTX-3090-unbridged": 2, "RTX-A6000": 1},
+    "ten-thousand-islands": {"H100-SXM5-80GB": 4096, "A100-SXM4-80GB": 4096, "V100-SXM2-32GB": 2048},
     "ten-thousand": {"H100-SXM5-80GB": 4096, "A100-SXM4-80GB": 4096, "V100-SXM2-32GB": 2048},
     "two-generation-lab": {"A100-SXM4-80GB": 16, "V100-SXM2-32GB": 32},
     "two-vendors": {"A800-SXM4-80GB": 640, "MI250X-GCD": 128},
