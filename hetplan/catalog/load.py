@@ -68,6 +68,20 @@ def load_model(name_or_path: str | Path) -> tuple[Model, Source]:
     return model, _source(str(name_or_path), data, _config_files(text, path))
 
 
+def cluster_files(path: str | Path) -> tuple[Path, ...]:
+    """Return a valid cluster file and the tables of pairs it names."""
+    return (Path(path), *_pairs_files(_read(Path(path))[1], Path(path)))
+
+
+def model_files(name_or_path: str | Path) -> tuple[Path, ...]:
+    """Return a valid model file and a configuration of its own that it names; nothing for a catalog name."""
+    path = Path(name_or_path)
+    if not _is_path(str(name_or_path)) and not path.is_file():
+        return ()
+    own = [other for other in _config_files(_read(path)[1], path) if _MODELS not in other.parents]
+    return (path, *own)
+
+
 def load_workload_file(path: str | Path) -> WorkloadFields:
     """Return what a workload file says; what is missing is left to the caller.
 

@@ -171,9 +171,9 @@ def load_plan(path: str) -> SavedPlan:
     from hetplan.specs.read_workload import WorkloadFields, make_workload
 
     plan = read_plan(Path(path))
-    calibration = Path(_found(plan.calibration.name, path)) if plan.calibration else None
+    calibration = Path(found(plan.calibration.name, path)) if plan.calibration else None
     words = WorkloadWords(seq_len=1, global_batch=1)
-    job = load_job(_found(plan.cluster.name, path), _found(plan.model.name, path), words, calibration)
+    job = load_job(found(plan.cluster.name, path), found(plan.model.name, path), words, calibration)
     inputs = zip(
         (plan.cluster, plan.model, plan.calibration),
         (job.cluster_input, job.model_input, job.calibration_input),
@@ -186,7 +186,7 @@ def load_plan(path: str) -> SavedPlan:
     )
 
 
-def _found(name: str, plan_path: str) -> str:
+def found(name: str, plan_path: str) -> str:
     """Return where a file named in a plan is: as named, else beside the plan or in a folder above it.
 
     A catalog name, of which no file exists anywhere, stays as it is.

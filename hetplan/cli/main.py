@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import hetplan
-from hetplan.cli import catalog, check, env, estimate, explain, fit, search, simulate, size
+from hetplan.cli import catalog, check, emit, env, estimate, explain, fit, search, simulate, size
 from hetplan.cli.output import complain, remark, show
 from hetplan.errors import HetplanError
 
@@ -34,6 +34,7 @@ for command in (
     explain.explain,
     check.check,
     simulate.simulate,
+    emit.emit,
     size.size,
     fit.fit,
     catalog.catalog,

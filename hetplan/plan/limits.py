@@ -7,7 +7,7 @@ profile is the `Limits` named after it in `ENGINES`.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from hetplan.plan.records import ScheduleName
@@ -50,13 +50,15 @@ class Limits:
     """Groups that must not be used."""
 
 
+_ONE_GRID = Limits(uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True, allow_mixed_vendors=False)
+
 ENGINES: Mapping[str, Limits] = MappingProxyType(
     {
         "hetplan": Limits(),
-        "megatron": Limits(uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True),
-        "torchtitan": Limits(uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True),
-        "flagscale": Limits(uniform_cuts=True, uniform_microbatches=True, stage_dp=(1, 2, 4, 8)),
-        "hexiscale": Limits(recompute=("none", "full"), sharding=("none",)),
-        "deepspeed": Limits(uniform_degrees=True, uniform_cuts=True, uniform_microbatches=True),
+        "megatron": _ONE_GRID,
+        "torchtitan": replace(_ONE_GRID, sharding=("none", "gradients", "full")),
+        "flagscale": Limits(max_shapes=1, stage_dp=(1, 2, 4, 8), sharding=("none", "optimizer")),
+        "hexiscale": Limits(recompute=("none", "full"), sharding=("none",), allow_mixed_vendors=False),
+        "deepspeed": replace(_ONE_GRID, pp=(1,)),
     }
 )

@@ -43,7 +43,7 @@ def visible_devices(layout: Layout, cluster: Cluster) -> Mapping[str, str]:
     Where groups share a host, the devices of the group that the cluster file names first come first in the box.
     """
     placed = place(layout, cluster)
-    physical = _physical_indices(cluster)
+    physical = physical_indices(cluster)
     shown: dict[str, list[int]] = {}
     for replica in placed.replicas:
         for stage in replica.stages[: replica.pp]:
@@ -53,8 +53,11 @@ def visible_devices(layout: Layout, cluster: Cluster) -> Mapping[str, str]:
     return {node: ",".join(map(str, indices)) for node, indices in sorted(shown.items())}
 
 
-def _physical_indices(cluster: Cluster) -> dict[str, list[tuple[str, int]]]:
-    """Return, for each usable device of each group, its host and its index in the box."""
+def physical_indices(cluster: Cluster) -> dict[str, list[tuple[str, int]]]:
+    """Return, for each usable device of each group, its host and its index in the box.
+
+    Where groups share a host, the devices of the group that the cluster file names first come first.
+    """
     hosts = tuple(dict.fromkeys(name for group in cluster.groups for name in group.nodes))
     places = cluster_places(cluster)
     before: dict[str, int] = {}
