@@ -3,7 +3,8 @@
 The space is every layout the rule book accepts: any sequence of stages (group, tp, cp, dp, ep), any cut of the chain,
 any recomputation of each stage, any set of such replicas with any microbatch counts that takes the global batch
 exactly, one sharding and schedule for the whole plan. Where the limits name no microbatch sizes they are the powers of
-two up to the global batch. Devices are chosen by `plan.placement.place`, in either of its orders.
+two up to the global batch. Devices are chosen in every way that makes a difference (`exhaustive_place`; layouts with
+very many ways by `plan.placement.place` alone).
 
 A layout that uses devices `U` and ends after `t` seconds has a value of at least
 
@@ -33,7 +34,7 @@ from hetplan.search.exhaustive_price import Priced, Pricer, layout_of, objective
 from hetplan.search.exhaustive_space import Space, free_devices, spaces
 from hetplan.search.records import Candidate, SearchRequest
 
-PRICE_VISITS = 3000
+PRICE_VISITS = 1500
 WHOLE_FLOOR_VISITS = 400
 FLOOR_VISITS = 20
 """A price, a bound for a whole set and one for its slowest replica count as so many visits; measured, rounded."""
@@ -176,10 +177,11 @@ class _Rounds:
                 self._budget.spend(WHOLE_FLOOR_VISITS if one.refined else FLOOR_VISITS)
                 heappush(heap, self._refined(one))
                 continue
-            self._budget.spend(PRICE_VISITS)
+            before = pricer.num_priced
             space = self._spaces[one.space]
             layout = layout_of(space.pool.columns, space.shapes, one.combination, space.context)
             found.add(pricer.price(layout, space.context))
+            self._budget.spend(PRICE_VISITS * (pricer.num_priced - before))
 
     def _refined(self, one: _Set) -> _Set:
         """Return a set with a better bound: first of its slowest replica, then of the set as a whole."""

@@ -16,15 +16,15 @@ from itertools import groupby, product
 from hetplan.costs.prices import Prices
 from hetplan.plan.check import check
 from hetplan.plan.estimate import estimate
-from hetplan.plan.placement import PlaceOrder, place
 from hetplan.plan.records import Estimate, Layout, Replica, Stage, StageEstimate
 from hetplan.search.exhaustive_columns import Columns
 from hetplan.search.exhaustive_combine import Combination
+from hetplan.search.exhaustive_place import ORDERS, placements
 from hetplan.search.exhaustive_shapes import Context, Shape
 from hetplan.search.records import Candidate, SearchRequest
 from hetplan.specs.workload import Recompute
 
-ORDERS: tuple[PlaceOrder, ...] = ("stages", "pipelines")
+__all__ = ["ORDERS", "Priced", "Pricer", "layout_of", "objective_value"]
 
 
 def row_key(replica: Replica) -> tuple[object, ...]:
@@ -71,15 +71,14 @@ class Pricer:
         """Return the valid layouts among the ways to place a layout and to choose what to recompute."""
         layout = replace(layout, replicas=tuple(sorted(layout.replicas, key=row_key)))
         found: list[Priced] = []
-        for order in ORDERS:
-            found.extend(self._settle(layout, context, order))
+        for placed in placements(layout, self.prices.cluster):
+            found.extend(self._settle(placed, context))
         return found
 
-    def _settle(self, layout: Layout, context: Context, order: PlaceOrder) -> Iterator[Priced]:
+    def _settle(self, layout: Layout, context: Context) -> Iterator[Priced]:
         waiting, seen = [layout], {layout}
         while waiting:
-            unplaced = waiting.pop()
-            placed = place(unplaced, self.prices.cluster, order)
+            placed = waiting.pop()
             self.num_priced += 1
             violations = check(placed, self.prices, self.request.limits)
             if any(violation.unpriceable for violation in violations):
@@ -92,7 +91,7 @@ class Pricer:
                     yield Priced(value=value, candidate=Candidate(layout=placed, estimate=found))
                 continue
             too_large = [(stage.replica, stage.stage) for stage in found.stages if _overflows(stage)]
-            smaller = list(_next_recomputations(unplaced, too_large, context.recomputes))
+            smaller = list(_next_recomputations(placed, too_large, context.recomputes))
             if not smaller:
                 self.dropped[violations[0].rule] += 1
             waiting.extend(other for other in smaller if other not in seen)

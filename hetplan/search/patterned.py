@@ -107,7 +107,7 @@ class PatternSearch:
         return [table for table in tables if table is not None]
 
     def shapes(self, most_visited: int | None = None) -> float:
-        """Price plans of one shape, at most so many shapes (None: by the effort); return a value none of them beats."""
+        """Price plans of one shape, at most so many stages of them (None: by the effort); return a value none beats."""
         self.book.enter("single shapes")
         most = int(MOST_VISITED * self.book.request.effort / 10) if most_visited is None else most_visited
         search = ShapeSearch(self.book, self._fields(), most)

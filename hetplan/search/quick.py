@@ -15,7 +15,7 @@ from hetplan.search.uniform import price_grids
 
 SMALL_DEVICES = 8
 SMALL_BUDGET = 20_000
-MOST_VISITED = 100
+MOST_VISITED = 1000
 
 
 def quick(prices: Prices, request: SearchRequest) -> Candidate | None:
