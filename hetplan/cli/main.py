@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import hetplan
-from hetplan.cli import catalog, check, emit, env, estimate, explain, fit, search, simulate, size
+from hetplan.cli import catalog, check, emit, env, estimate, explain, fit, import_, search, simulate, size
 from hetplan.cli.output import complain, remark, show
 from hetplan.errors import HetplanError
 
@@ -41,6 +41,7 @@ for command in (
     env.env,
 ):
     app.command()(command)
+app.command("import")(import_.import_)
 
 
 def _show_version(asked: bool) -> None:
