@@ -4,12 +4,13 @@ Written without a look at how any search enumerates: replicas are products of cu
 are all multisets of replicas that take the batch; the rule book throws out what is not valid.
 """
 
-from itertools import combinations, islice, product
+from dataclasses import replace
+from itertools import combinations, islice, permutations, product
 
 from hetplan.plan.check import check
 from hetplan.plan.estimate import estimate
 from hetplan.plan.limits import Limits
-from hetplan.plan.placement import place
+from hetplan.plan.placement import cluster_places
 from hetplan.plan.records import Layout, Replica, Stage
 from hetplan.specs.workload import SHARDINGS
 
@@ -19,13 +20,62 @@ class TooManyError(Exception):
 
 
 def every_layout(prices, limits=None, *, most=10**9):
-    """Yield every layout that `check` accepts, with its estimate; devices are placed in both orders."""
+    """Return every layout that `check` accepts, with its estimate, on every choice of devices that differs.
+
+    Raises:
+        TooManyError: there are more than `most`.
+    """
     limits = limits or Limits()
+    count, found = 0, []
     for layout in unplaced_layouts(prices, limits, most=most):
-        placed = [place(layout, prices.cluster, order) for order in ("stages", "pipelines")]
-        for one in placed[:1] if placed[0] == placed[1] else placed:
+        for one in every_placement(layout, prices.cluster):
+            count += 1
+            if count > most:
+                raise TooManyError
             if not check(one, prices, limits):
-                yield one, estimate(one, prices)
+                found.append((one, estimate(one, prices)))
+    return found
+
+
+def every_placement(layout, cluster):
+    """Return the layout on all permutations of devices, but for those that only rename nodes."""
+    places = cluster_places(cluster)
+    needed = {}
+    for r, replica in enumerate(layout.replicas):
+        for q, stage in enumerate(replica.stages[: replica.pp]):
+            needed.setdefault(stage.group, []).extend([(r, q)] * (replica.copies * stage.mesh_size))
+    seen, found = set(), []
+    orders = [unlike_orders(places[group], len(meshes)) for group, meshes in needed.items()]
+    for orders_of_groups in product(*orders):
+        where = []
+        for group, order in zip(needed, orders_of_groups, strict=True):
+            where += [(f"n{places[group].node_d[i]}", f"d{places[group].domain_d[i]}") for i in order]
+        names = list(dict.fromkeys(name for pair in where for name in pair))
+        pattern = tuple(names.index(name) for pair in where for name in pair)
+        if pattern not in seen:
+            seen.add(pattern)
+            found.append(placed_on(layout, needed, orders_of_groups))
+    return found
+
+
+def unlike_orders(places, count):
+    """Return orders of `count` devices of a group, one for each sequence of nodes."""
+    found = {}
+    for order in permutations(range(len(places.node_d)), count):
+        found.setdefault(tuple(places.node_d[i] for i in order), order)
+    return list(found.values())
+
+
+def placed_on(layout, needed, orders):
+    devices = {}
+    for (_, meshes), order in zip(needed.items(), orders, strict=True):
+        for mesh, device in zip(meshes, order, strict=True):
+            devices.setdefault(mesh, []).append((device, device + 1))
+    rows = []
+    for r, replica in enumerate(layout.replicas):
+        stages = [replace(s, devices=tuple(devices[r, v % replica.pp])) for v, s in enumerate(replica.stages)]
+        rows.append(replace(replica, stages=tuple(stages)))
+    return replace(layout, replicas=tuple(rows))
 
 
 def unplaced_layouts(prices, limits, *, most):
@@ -52,7 +102,6 @@ def devices(prices, limits):
 
 
 def sort_key(replica):
-    """Rows stand in this order, which decides who gets which devices; what is recomputed does not."""
     stages = tuple((s.group, s.first_layer, s.end_layer, s.tp, s.cp, s.dp, s.ep) for s in replica.stages)
     modes = tuple(stage.recompute for stage in replica.stages)
     return (len(stages), stages, replica.microbatch, replica.num_microbatches, replica.vpp, modes)

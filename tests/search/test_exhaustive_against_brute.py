@@ -12,7 +12,7 @@ from hetplan.search.exhaustive import exhaustive
 from hetplan.search.exhaustive_price import objective_value
 from hetplan.search.records import SearchRequest
 
-MOST_LAYOUTS = 150
+MOST_LAYOUTS = 200
 ENOUGH = 10**9
 
 
@@ -28,7 +28,7 @@ def tried(prices, limits):
     while not last:
         tighter, last = tiny.shrink_limits(limits, step)
         try:
-            return list(brute.every_layout(prices, tighter, most=MOST_LAYOUTS)), tighter
+            return brute.every_layout(prices, tighter, most=MOST_LAYOUTS), tighter
         except brute.TooManyError:
             step += 1
     return None, limits
