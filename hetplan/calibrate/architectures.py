@@ -111,8 +111,8 @@ def dense_config(run: Run, name: str) -> dict[str, Any]:
 
 
 def drops_out(run: Run, name: str) -> bool:
-    """Return whether a GPT trains with dropout: trainers' default until 2023; llm-foundry's MPT never."""
-    return (run.integer("year") or 2022) < 2024 and not name.startswith("mpt")
+    """Return whether a GPT trains with dropout: trainers' default until 2024; llm-foundry's MPT never."""
+    return (run.integer("year") or 2022) < 2025 and not name.startswith("mpt")
 
 
 def padded(vocab: int, tp: int) -> int:

@@ -60,6 +60,8 @@ def setup_of(run: Run) -> Setup:
     """
     if run.tier == "C":
         raise UsageError("a needed field is unpublished")
+    if re.search(r"\bLoRA\b", run.source):
+        raise UsageError("training of low-rank adapters alone cannot be expressed")
     cluster, model = cluster_of(run), model_of(run)
     degrees = _degrees(run, model)
     workload = workload_of(run, cluster)
@@ -128,7 +130,7 @@ def workload_of(run: Run, cluster: Cluster) -> Workload:
     seq, batch = run.integer("seq"), run.integer("global_batch")
     if seq is None or batch is None:
         raise UsageError("the sequence length or the global batch is not given")
-    precision = precision_of(run)
+    precision = precision_of(run, cluster)
     return Workload(
         seq_len=seq,
         global_batch=batch,
@@ -139,8 +141,8 @@ def workload_of(run: Run, cluster: Cluster) -> Workload:
     )
 
 
-def precision_of(run: Run) -> Precision:
-    """Return the precision of the GEMMs.
+def precision_of(run: Run, cluster: Cluster) -> Precision:
+    """Return the precision of the GEMMs; fp32 with automatic mixed precision means tf32 where devices have it.
 
     Raises:
         UsageError: it cannot be expressed.
@@ -151,7 +153,7 @@ def precision_of(run: Run) -> Precision:
     if "fp8" in text or "float8" in text:
         return "fp8"
     if "fp32" in text and "amp" in text:
-        return "fp32"
+        return "tf32" if all("tf32" in group.device.peak_flop_per_s for group in cluster.groups) else "fp32"
     for word in ("fp16", "bf16", "tf32", "fp32"):
         if word in text:
             return "fp16" if word == "fp16" else "bf16" if word == "bf16" else "tf32" if word == "tf32" else "fp32"

@@ -20,13 +20,15 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from hetplan.calibrate.express import Setup
-from hetplan.calibrate.parameters import Parameter, blocks, calibration_of, widths
+from hetplan.calibrate.parameters import Parameter, blocks, calibration_of, limits, widths
 from hetplan.calibrate.predict import step_s
 from hetplan.costs.records import Floats
 from hetplan.specs.calibration import Calibration
 
 NOISE = 0.04
 """Relative scatter of a measured step time at which a row is taken at its word."""
+INSIDE = 1e-3
+"""How far from its bounds a constant starts."""
 FAR = 3.0
 """Offset, in prior widths, by which a constant is tried to see whether it matters to a row at all."""
 Entries = tuple[tuple[str, Parameter], ...]
@@ -119,9 +121,11 @@ def fit(
     """Return the constants that explain `observations`, starting from (and drawn to) `start`."""
     entries = blocks(devices)
     problem = _Problem(tuple(observations), entries, start, predictions, effort.keep_jacobian)
+    low, high = limits(observations[0].setup.cluster, entries)
     found = least_squares(
         problem.residuals,
-        start,
+        np.clip(start, low + INSIDE, high - INSIDE),
+        bounds=(low, high),
         jac=problem.jacobian,
         x_scale=widths(entries),
         loss=problem.loss,  # type: ignore[arg-type]  # scipy's stubs ask for another array type

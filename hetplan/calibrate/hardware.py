@@ -36,6 +36,8 @@ ALIASES = {
     "V100": "V100-SXM2-16GB",
 }
 """Names tables use -> catalog names."""
+SAME_DIE = {"H100-SXM-96GB-HBM2e-500W": "H100-SXM5-80GB"}
+"""Devices whose peak is unpublished -> one with the same die; what differs is memory and power (assumed)."""
 DOMAINS = {"GB200": 16, "GB300": 16}
 """Nodes of one fast-link domain: racks of 72 devices are used as 16 nodes of four, so that degrees divide (assumed)."""
 _KINDS: tuple[tuple[str, NetworkKind, float], ...] = (
@@ -60,12 +62,18 @@ def device_called(name: str) -> Device:
     """
     plain = re.sub(r"\(.*?\)", "", name).strip()
     try:
-        return find_device(ALIASES.get(plain.upper(), plain))
+        return _with_peaks(find_device(ALIASES.get(plain.upper(), plain)))
     except SpecError:
         known = {entry.casefold(): entry for entry in device_names()}
         if plain.casefold() in known:
             return find_device(known[plain.casefold()])
         raise UsageError(f"the catalog has no device {plain!r}") from None
+
+
+def _with_peaks(device: Device) -> Device:
+    if device.peak_flop_per_s or device.name not in SAME_DIE:
+        return device
+    return replace(device, peak_flop_per_s=find_device(SAME_DIE[device.name]).peak_flop_per_s)
 
 
 def parts_of(run: Run) -> list[tuple[Device, int]]:

@@ -46,6 +46,10 @@ class Parameter:
 
 PARAMETERS: tuple[Parameter, ...] = (
     Parameter(record="device", name="gemm_peak_fraction", width=0.25, lowest=0.05, highest=1.0),
+    Parameter(record="device", name="fp8_fraction", width=0.2, lowest=0.2, highest=1.3),
+    Parameter(record="device", name="expert_fraction", width=0.4, lowest=0.05, highest=1.3),
+    Parameter(record="device", name="expert_overhead_s", width=5e-4, lowest=0.0, highest=2e-2, adds=True, step=5e-5),
+    Parameter(record="device", name="exchange_fraction", width=0.5, lowest=0.05, highest=4.0, step=0.2),
     Parameter(record="device", name="gemm_half_flop", width=1.0, lowest=1e7, highest=2e11, step=0.2),
     Parameter(record="device", name="misaligned_penalty", width=0.08, lowest=0.0, highest=0.45, adds=True),
     Parameter(record="device", name="attention_fraction", width=0.35, lowest=0.02, highest=1.0),
@@ -65,6 +69,19 @@ def blocks(devices: Sequence[str]) -> tuple[tuple[str, Parameter], ...]:
     own = [(device, entry) for device in devices for entry in PARAMETERS if entry.record == "device"]
     shared = [("", entry) for entry in PARAMETERS if entry.record != "device"]
     return tuple(own + shared)
+
+
+def limits(cluster: Cluster, entries: Sequence[tuple[str, Parameter]]) -> tuple[Floats, Floats]:
+    """Return the least and greatest offsets that keep the constants of a cluster's devices within their bounds."""
+    groups = {group.device.name: group for group in cluster.groups}
+    low, high = np.empty(len(entries)), np.empty(len(entries))
+    for k, (device, entry) in enumerate(entries):
+        group = groups.get(device, cluster.groups[0])
+        records = {"device": constants_of(group, Calibration()), "network": NetworkConstants(), "overlap": Overlap()}
+        value = getattr(records[entry.record], entry.name)
+        for bounds, bound in ((low, entry.lowest), (high, entry.highest)):
+            bounds[k] = bound - value if entry.adds else math.log(bound / value)
+    return low, high
 
 
 def widths(entries: Sequence[tuple[str, Parameter]]) -> Floats:

@@ -78,6 +78,12 @@ class Run:
         return self.config_id or self.id
 
     @property
+    def release(self) -> str:
+        """The software release its source names in brackets, such as `[26.04 ...]`."""
+        found = re.search(r"\[(\d[\w.]*) ", self.source)
+        return found.group(1) if found else ""
+
+    @property
     def stack(self) -> str:
         """The system and software a row belongs to."""
         return self.stratum or self.source or "runs"

@@ -1,7 +1,7 @@
 """Constants for every device and software stack of a set of runs, from general to particular.
 
 First one vector for all runs, then one for each kind of device starting from it, then one for each stack on that
-device. A run of an unknown stack is priced with its device's constants, one of an unknown device with those of all.
+device, and for each of its releases. A run of an unknown stack is priced with its device's constants, one of an unknown device with those of all.
 """
 
 from __future__ import annotations
@@ -25,14 +25,19 @@ ROUGH = Effort(most_steps=5, keep_jacobian=4.0)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stacks:
-    """Fitted constants at three levels."""
+    """Fitted constants, level by level."""
 
     everywhere: Fitted
     by_device: dict[Devices, Fitted]
     by_stack: dict[tuple[str, Devices], Fitted]
+    by_release: dict[tuple[str, str, Devices], Fitted]
+    """Where runs of one stack name several releases."""
 
     def find(self, setup: Setup) -> tuple[str, Fitted]:
         """Return the most particular constants there are for a configuration, and their level."""
+        release = self.by_release.get((setup.run.stack, setup.run.release, setup.devices))
+        if release is not None:
+            return "release", release
         own = self.by_stack.get((setup.run.stack, setup.devices))
         if own is not None:
             return "stack", own
@@ -50,16 +55,18 @@ def fit_stacks(observations: Sequence[Observation], predictions: Predictions | N
     everywhere = fit(observations, ANY, np.zeros(len(blocks(ANY))), known, ROUGH)
     by_device: dict[Devices, Fitted] = {}
     by_stack: dict[tuple[str, Devices], Fitted] = {}
+    by_release: dict[tuple[str, str, Devices], Fitted] = {}
     for devices in sorted({row.setup.devices for row in observations}):
         of_device = [row for row in observations if row.setup.devices == devices]
         by_device[devices] = fit(of_device, devices, spread_out(everywhere.offsets, len(devices)), known, ROUGH)
-        names = sorted({row.setup.run.stack for row in of_device})
-        for name in names:
+        for name in sorted({row.setup.run.stack for row in of_device}):
             rows = [row for row in of_device if row.setup.run.stack == name]
-            by_stack[name, devices] = (
-                fit(rows, devices, by_device[devices].offsets, known) if len(names) > 1 else (by_device[devices])
-            )
-    return Stacks(everywhere=everywhere, by_device=by_device, by_stack=by_stack)
+            own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known)
+            releases = sorted({row.setup.run.release for row in rows})
+            for release in releases if len(releases) > 1 else ():
+                of_release = [row for row in rows if row.setup.run.release == release]
+                by_release[name, release, devices] = fit(of_release, devices, own.offsets, known)
+    return Stacks(everywhere=everywhere, by_device=by_device, by_stack=by_stack, by_release=by_release)
 
 
 def spread_out(offsets: Floats, num_devices: int) -> Floats:

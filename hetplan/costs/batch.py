@@ -39,6 +39,9 @@ class Rates:
     half_flop: float
     misaligned_penalty: float
     overhead_s: float
+    expert_fraction: float
+    expert_overhead_s: float
+    exchange_fraction: float
     flash: bool
 
 
@@ -69,6 +72,7 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
     dense_peak = gemm_peak
     if workload.precision == "fp8":
         dense_peak = peak_flop_per_s(group, "bf16") * group.speed
+        gemm_peak *= constants.fp8_fraction
     attention = constants.attention_fraction
     return Rates(
         gemm_flop_per_s=gemm_peak * constants.gemm_peak_fraction,
@@ -81,6 +85,9 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
         half_flop=constants.gemm_half_flop,
         misaligned_penalty=constants.misaligned_penalty,
         overhead_s=constants.layer_overhead_s,
+        expert_fraction=constants.expert_fraction,
+        expert_overhead_s=constants.expert_overhead_s,
+        exchange_fraction=constants.exchange_fraction,
         flash=uses_flash(group, workload),
     )
 
@@ -116,6 +123,9 @@ class Batch:
     half_flop_o: Floats
     misaligned_penalty_o: Floats
     overhead_s_o: Floats
+    expert_fraction_o: Floats
+    expert_overhead_s_o: Floats
+    exchange_fraction_o: Floats
     tp_rings: Rings
     cp_rings: Rings
     ep_rings: Rings
@@ -174,6 +184,9 @@ class Batches:
             half_flop_o=np.array([row.half_flop for row in rows]),
             misaligned_penalty_o=np.array([row.misaligned_penalty for row in rows]),
             overhead_s_o=np.array([row.overhead_s for row in rows]),
+            expert_fraction_o=np.array([row.expert_fraction for row in rows]),
+            expert_overhead_s_o=np.array([row.expert_overhead_s for row in rows]),
+            exchange_fraction_o=np.array([row.exchange_fraction for row in rows]),
             tp_rings=stack([self._ring("tp", option.group, option.tp, 1) for option in options]),
             cp_rings=stack([self._ring("cp", option.group, option.cp, option.tp) for option in options]),
             ep_rings=stack([self._ring("ep", option.group, option.ep, option.tp) for option in options]),

@@ -120,7 +120,8 @@ def _experts(experts: Experts, layer: Layer, batch: Batch, tokens_o: Floats) -> 
     """Return the all-to-alls, and gathering routed tokens over the tp group that cuts each expert."""
     element = batch.workload.activation_bytes
     routed_bytes_o = tokens_o * experts.top_k * layer.width * element
-    exchange_o = np.where(batch.ep_o > 1, batch.ep_rings.reduce_scatter_s(routed_bytes_o / batch.tp_o), 0.0)
+    sent_o = routed_bytes_o / batch.tp_o / batch.exchange_fraction_o
+    exchange_o = np.where(batch.ep_o > 1, batch.ep_rings.reduce_scatter_s(sent_o), 0.0)
     gathered_o = np.where(batch.ep_o > 1, routed_bytes_o, tokens_o * layer.width * element)
     if batch.workload.sequence_parallel:
         tp_o = 2 * batch.tp_rings.reduce_scatter_s(gathered_o)

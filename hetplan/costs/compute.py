@@ -71,6 +71,11 @@ def total(parts: list[Arithmetic]) -> Arithmetic:
     return Arithmetic(**{field.name: sum(getattr(part, field.name) for part in parts) for field in fields(Arithmetic)})
 
 
+def slowed(work: Arithmetic, factor: Amount) -> Arithmetic:
+    """Return work that takes `factor` times as long."""
+    return Arithmetic(**{field.name: getattr(work, field.name) * factor for field in fields(Arithmetic)})
+
+
 def layer_arithmetic(layer: Layer, batch: Batch) -> Arithmetic:
     """Return the seconds of one layer, launch overhead included."""
     tokens_o = batch.tokens_o(layer.tokens_per_sample)
@@ -235,10 +240,12 @@ def _experts(experts: Experts, layer: Layer, batch: Batch, tokens_o: Floats) -> 
     parts = [_linear(experts.router, batch, tokens_o, low_precision=False)]
     for linear in experts.linears:
         rows_o, inputs, outputs = linear_shape(linear, batch, routed_o)
-        parts.append(_gemms(batch, (rows_o, inputs, outputs), low_precision=True, num_weights=num_local_o))
+        product = _gemms(batch, (rows_o, inputs, outputs), low_precision=True, num_weights=num_local_o)
+        parts.append(slowed(product, 1.0 / batch.expert_fraction_o))
     width_o = routed_o * experts.activation.width / batch.tp_o
     parts.append(_traffic(batch, width_o, reads_writes=(3, 5) if experts.activation.gated else (2, 3)))
     parts.append(_traffic(batch, routed_o * layer.width / batch.sequence_o, reads_writes=(4, 4)))
+    parts.append(Arithmetic(forward_s=batch.expert_overhead_s_o, data_s=2 * batch.expert_overhead_s_o))
     return total(parts)
 
 

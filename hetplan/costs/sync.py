@@ -148,10 +148,10 @@ def _crossed(part: _Part, bridges: list[tuple[str, str, Link]]) -> list[Link]:
 def _s_per_byte(holder: Holders, part: _Part, crossed: list[Link], *, expert: bool) -> float:
     """Return the seconds a byte of the whole layer takes past the slowest link one holder sees."""
     group = part.group
-    ranks = max(1, min(holder.num_ranks, holder.ranks_per_node))
+    ranks = _per_domain(holder, group)
     rings = max(1, min(holder.tp, group.devices_per_node), holder.rings_per_node)
     if expert:
-        rings = max(rings, group.devices_per_node // ranks)
+        rings = max(rings, group.devices_per_node * group.domain_nodes // ranks)
     rates = [crossing_bytes_per_s(link, group, rings=rings, ranks=ranks) for link in crossed]
     if part.inside is not None:
         rates.append(part.inside.bandwidth_bytes_per_s)

@@ -19,6 +19,14 @@ class DeviceConstants:
 
     gemm_peak_fraction: float = 0.72
     """Fraction of the dense peak a large, well-shaped GEMM reaches."""
+    fp8_fraction: float = 1.0
+    """Factor on that fraction for 8-bit GEMMs (scaling, casts the GEMM's own kernel does)."""
+    expert_fraction: float = 1.0
+    """Factor on a GEMM's speed where it is the grouped product of routed experts."""
+    expert_overhead_s: float = 0.0
+    """Host and device time a layer of routed experts adds to one forward pass (twice that to a backward pass)."""
+    exchange_fraction: float = 1.0
+    """Factor on the links' usable bandwidth in an all-to-all."""
     gemm_half_flop: float = 2.0e9
     """FLOPs of a GEMM that reaches half of that fraction (launch and tile quantisation)."""
     misaligned_penalty: float = 0.12

@@ -49,6 +49,10 @@ class _Key:
 
 DEVICE_KEYS = (
     _Key(attribute="gemm_peak_fraction", minimum=_TINY, maximum=1.5),
+    _Key(attribute="fp8_fraction", minimum=_TINY, maximum=1.5),
+    _Key(attribute="expert_fraction", minimum=_TINY, maximum=1.5),
+    _Key(attribute="expert_overhead_s", unit="s"),
+    _Key(attribute="exchange_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="gemm_half_flop", unit="flop"),
     _Key(attribute="misaligned_penalty", maximum=0.49),
     _Key(attribute="attention_fraction", minimum=_TINY, maximum=1.5),
