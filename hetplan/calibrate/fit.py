@@ -27,8 +27,8 @@ from hetplan.specs.calibration import Calibration
 
 NOISE = 0.04
 """Relative scatter of a measured step time at which a row is taken at its word."""
-INSIDE = 1e-3
-"""How far from its bounds a constant starts."""
+INSIDE = 1e-4
+"""How far from its bounds a constant starts, as a part of their distance."""
 FAR = 3.0
 """Offset, in prior widths, by which a constant is tried to see whether it matters to a row at all."""
 Entries = tuple[tuple[str, Parameter], ...]
@@ -116,7 +116,7 @@ def fit(
     devices: Sequence[str],
     start: Floats,
     predictions: Predictions,
-    effort: Effort = Effort(),  # noqa: B008 - frozen
+    effort: Effort = Effort(),
 ) -> Fitted:
     """Return the constants that explain `observations`, starting from (and drawn to) `start`."""
     entries = blocks(devices)
@@ -124,7 +124,7 @@ def fit(
     low, high = limits(observations[0].setup.cluster, entries)
     found = least_squares(
         problem.residuals,
-        np.clip(start, low + INSIDE, high - INSIDE),
+        np.clip(start, low + INSIDE * (high - low), high - INSIDE * (high - low)),
         bounds=(low, high),
         jac=problem.jacobian,
         x_scale=widths(entries),

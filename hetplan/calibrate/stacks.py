@@ -1,7 +1,8 @@
 """Constants for every device and software stack of a set of runs, from general to particular.
 
 First one vector for all runs, then one for each kind of device starting from it, then one for each stack on that
-device, and for each of its releases. A run of an unknown stack is priced with its device's constants, one of an unknown device with those of all.
+device, and for each of its releases. A run of an unknown stack is priced with its device's constants, one of an
+unknown device with those of all.
 """
 
 from __future__ import annotations

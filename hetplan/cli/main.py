@@ -10,7 +10,7 @@ from typing import Annotated
 import typer
 
 import hetplan
-from hetplan.cli import catalog, check, emit, env, estimate, explain, fit, import_, search, simulate, size
+from hetplan.cli import calibrate, catalog, check, emit, env, estimate, explain, fit, import_, search, simulate, size
 from hetplan.cli.output import complain, remark, show
 from hetplan.errors import HetplanError
 
@@ -37,6 +37,7 @@ for command in (
     emit.emit,
     size.size,
     fit.fit,
+    calibrate.calibrate,
     catalog.catalog,
     env.env,
 ):

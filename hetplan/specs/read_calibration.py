@@ -61,7 +61,7 @@ DEVICE_KEYS = (
     _Key(attribute="link_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="pcie_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="link_latency_s", unit="s"),
-    _Key(attribute="memory_overhead_fraction"),
+    _Key(attribute="memory_overhead_fraction", minimum=-0.5),
     _Key(attribute="reserve_bytes", unit="bytes"),
     _Key(attribute="idle_power_fraction"),
 )
