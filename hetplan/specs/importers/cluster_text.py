@@ -8,7 +8,7 @@ the catalog's assumption of the network's generation and say so.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from hetplan.specs.cluster import Device, NetworkKind
@@ -27,6 +27,10 @@ _SHORT: dict[NetworkKind, str] = {
     "efa": "efa",
     "slingshot": "slingshot",
 }
+
+
+Ports = tuple[NetworkKind, float, int]
+"""Kind, bytes a second of one port, ports a node."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -191,7 +195,7 @@ def _networks(draft: Draft, catalog: Catalog) -> Iterator[str]:
     """The `networks:` section; a comment where nothing was read of any network."""
     ports = [(group, *key, count) for group in _one_a_host(draft.groups) for key, count in _rated(group).items()]
     lines: list[str] = []
-    joined: dict[tuple[NetworkKind, float, int], list[list[DraftGroup]]] = {}
+    joined: dict[Ports, list[list[DraftGroup]]] = {}
     for group, kind, rate, count in ports:
         for cluster in joined.setdefault((kind, rate, count), []):
             if _one_fabric(draft, [*cluster, group]):
@@ -199,11 +203,11 @@ def _networks(draft: Draft, catalog: Catalog) -> Iterator[str]:
                 break
         else:
             joined[kind, rate, count].append([group])
-    taken: set[str] = set()
-    for (kind, rate, count), clusters in joined.items():
-        for cluster in clusters:
-            name = _network_name(kind, rate, cluster, taken, is_only=len(ports) == 1)
-            lines.extend(_network(name, (kind, rate, count), _all_on(cluster, draft), catalog))
+    names = _network_names(joined)
+    for kind_rate_count, clusters in joined.items():
+        for number, cluster in enumerate(clusters):
+            name = names[kind_rate_count, number]
+            lines.extend(_network(name, kind_rate_count, _all_on(cluster, draft), catalog))
     yield from (_question(text, "") for text in _open_ports(draft))
     if lines:
         yield _question("is a fabric's core narrower than its edge? Then write its oversubscription", "")
@@ -243,19 +247,22 @@ def _one_fabric(draft: Draft, groups: Sequence[DraftGroup]) -> bool:
     return all(group.nodes for group in groups) and any(nodes <= fabric for fabric in draft.fabrics)
 
 
-def _network_name(
-    kind: NetworkKind, rate: float, cluster: Sequence[DraftGroup], taken: set[str], *, is_only: bool
-) -> str:
-    short = _SHORT[kind]
-    gbit = f"{8 * rate / 1e9:g}g"
-    choices = (short,) if is_only else (short, f"{short}-{gbit}", f"{short}-{cluster[0].name}")
-    choices = (*choices, f"{short}-{cluster[0].name}-{gbit}", f"{short}-{cluster[0].name}-{gbit}-{len(taken)}")
-    name = next(choice for choice in choices if choice not in taken)
-    taken.add(name)
-    return name
+def _network_names(joined: Mapping[Ports, Sequence[Sequence[DraftGroup]]]) -> dict[tuple[Ports, int], str]:
+    """Name networks by kind, by rate where one place has several of a kind, by group where fabrics may be apart."""
+    names: dict[tuple[Ports, int], str] = {}
+    for ports, clusters in joined.items():
+        kind, rate, count = ports
+        rates = [other for other in joined if other[0] == kind]
+        for number, cluster in enumerate(clusters):
+            words = [_SHORT[kind]]
+            words += [f"{8 * rate / 1e9:g}g"] if len({other[1] for other in rates}) > 1 else []
+            words += [cluster[0].name] if len(clusters) > 1 else []
+            words += [f"x{count}"] if sum(other[1] == rate for other in rates) > 1 else []
+            names[ports, number] = "-".join(words)[:60]
+    return names
 
 
-def _network(name: str, ports: tuple[NetworkKind, float, int], joins: Sequence[str], catalog: Catalog) -> Iterator[str]:
+def _network(name: str, ports: Ports, joins: Sequence[str], catalog: Catalog) -> Iterator[str]:
     kind, rate, count = ports
     yield f"{scalar_text(name)}:"
     yield f"  joins: [{', '.join(scalar_text(group) for group in joins)}]"

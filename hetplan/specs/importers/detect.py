@@ -37,7 +37,7 @@ def _format(what: str, read: Callable[[SourceText], Facts], sign: str) -> Format
 
 
 CLUSTER_FORMATS: Mapping[str, Format] = {
-    "nccl-xml": _format("NCCL topology XML", read_nccl_xml, r"\A\s*(<\?xml[^>]*>\s*)?(<!DOCTYPE[^>]*>\s*)?<system\b"),
+    "nccl-xml": _format("NCCL topology XML", read_nccl_xml, r"\A\s*(<\?xml[^>]*>\s*)?(<!DOCTYPE[\s\S]*?)?<system\b"),
     "rocm-showtopo": _format(
         "rocm-smi --showtopo", read_showtopo, r"ROCm System Management|Link Type between two GPUs"
     ),

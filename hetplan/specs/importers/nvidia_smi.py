@@ -7,7 +7,6 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from io import StringIO
 
 from hetplan.errors import HetplanError
 from hetplan.specs.importers.facts import Cards, Facts, Nic, NodeSheet, SourceText, distinct
@@ -103,7 +102,11 @@ def read_query(source: SourceText) -> Facts:
     Raises:
         SpecError: the table has no `name` column, or a row does not suit its header.
     """
-    rows = [(n, [c.strip() for c in row]) for n, row in enumerate(csv.reader(StringIO(source.text)), 1) if row]
+    try:
+        table = list(csv.reader(source.lines))
+    except csv.Error as error:
+        raise source.error(f"not valid CSV: {error}") from None
+    rows = [(n, [c.strip() for c in row]) for n, row in enumerate(table, 1) if row]
     if not rows:
         raise source.error("the file is empty")
     header = [re.sub(r"\s*\[.*\]$", "", cell) for cell in rows[0][1]]

@@ -99,7 +99,7 @@ def read_topology_yaml(source: SourceText) -> Facts:
         SpecError: the file is neither, or names a switch that is not there.
     """
     if re.search(r"(?m)^- *topology:", source.text):
-        padded = "topologies:\n" + re.sub(r"(?m)^---\s*$", "", source.text, count=1)
+        padded = "topologies:\n" + re.sub(r"(?m)^---[ \t]*$", "", source.text, count=1)
         try:
             return _slurm_yaml(source, document_from_text(padded, source.name, ""))
         except SpecError as error:
@@ -135,14 +135,14 @@ def _slurm_yaml(source: SourceText, root: Fields) -> Facts:
                 children = switch.text("children", default=None)
                 nodes = switch.text("nodes", default=None)
                 switches[switch.text("switch")] = _Switch(
-                    line=switch.location().line - 1,
+                    line=switch.location().line,
                     children=_listed(switch, "children", children) if children else (),
                     nodes=_listed(switch, "nodes", nodes) if nodes else (),
                 )
         elif row.has("block"):
             for block in row.fields("block").rows("blocks"):
                 names = _listed(block, "nodes", block.text("nodes"))
-                blocks.append(_Block(name=block.text("block"), line=block.location().line - 1, nodes=names))
+                blocks.append(_Block(name=block.text("block"), line=block.location().line, nodes=names))
         elif not row.has("flat"):
             raise row.error("expected 'tree:', 'block:' or 'flat:'")
     return _facts(source, switches, blocks)
@@ -218,17 +218,17 @@ def _parents(source: SourceText, switches: Mapping[str, _Switch], *, leaves_list
                 raise source.error(f"switch {show(child)} hangs under both {above[child]} and {name}", switch.line)
             above[child] = name
     for name in switches:
-        if len(_path(above, name)) > len(above):
+        if len(set(path := _path(above, name))) != len(path):
             raise source.error(f"switch {show(name)} hangs under itself", switches[name].line)
     return above
 
 
 def _path(above: Mapping[str, str], name: str) -> list[str]:
-    """A switch and those above it, up to the root (endless circles are cut)."""
+    """A switch and those above it, up to the root, or to the first that comes again."""
     path = [name]
-    while path[-1] in above and len(path) <= len(above) + 1:
+    while path[-1] in above and path.count(path[-1]) == 1:
         path.append(above[path[-1]])
-    return path if len(path) <= len(above) + 1 else path * 2
+    return path
 
 
 def _site(switches: Mapping[str, _Switch], above: Mapping[str, str], name: str) -> str | None:
