@@ -19,9 +19,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
 
 from hetplan.costs.records import Floats
+from hetplan.search.linear import least_makespan, pack
 from hetplan.search.patterns import Ints, Patterns, bound_lines, whole_layers_tau_s
 from hetplan.search.problem import Problem, Tables
 
@@ -104,14 +104,8 @@ class BoundSearch:
         num_groups = len(self.problem.devices_g)
         if not columns:
             return Mix(samples=0.0, copies=np.zeros(0), prices_g=np.zeros(num_groups), rows=())
-        result = linprog(
-            -np.concatenate(values).astype(float),
-            A_ub=np.concatenate(used).T,
-            b_ub=np.array(self.problem.devices_g, dtype=float),
-            method="highs-ds",
-        )
-        prices = -np.asarray(result.ineqlin.marginals)
-        return Mix(samples=-float(result.fun or 0.0), copies=np.asarray(result.x), prices_g=prices, rows=tuple(columns))
+        found = pack(np.concatenate(values).tolist(), np.concatenate(used), self.problem.devices_g)
+        return Mix(samples=found.value, copies=found.amounts, prices_g=found.prices_g, rows=tuple(columns))
 
     def _add_improving(self, mix: Mix, samples: Sequence[Ints]) -> bool:
         """Add patterns outside the working set that the dual prices do not rule out; False proves impossibility."""
@@ -140,18 +134,5 @@ def device_seconds_s(problem: Problem, tables: Sequence[Tables]) -> float:
     alive = [g for g in range(len(problem.devices_g)) if np.isfinite(per_sample[g]).all()]
     if not alive:
         return 0.0
-    cost = per_sample[alive]
-    num_groups, num_layers = cost.shape
-    # Variables: share of each layer's samples on each group, then T.
-    objective = np.zeros(num_groups * num_layers + 1)
-    objective[-1] = 1.0
-    everything = np.zeros((num_layers, len(objective)))
-    budget = np.zeros((num_groups, len(objective)))
-    for g in range(num_groups):
-        everything[np.arange(num_layers), g * num_layers + np.arange(num_layers)] = 1.0
-        budget[g, g * num_layers : (g + 1) * num_layers] = cost[g] * problem.batch
-        budget[g, -1] = -float(problem.devices_g[alive[g]])
-    result = linprog(
-        objective, A_ub=budget, b_ub=np.zeros(num_groups), A_eq=everything, b_eq=np.ones(num_layers), method="highs-ds"
-    )
-    return float(result.fun or 0.0) * (1 - 1e-9) if result.status == 0 else 0.0
+    devices = [float(problem.devices_g[g]) for g in alive]
+    return least_makespan(per_sample[alive] * problem.batch, devices) * (1 - 1e-9)

@@ -8,9 +8,10 @@ the cut balances over the slowest; `equal_cuts` keeps the cut near-equal instead
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, pairwise, permutations
+from itertools import accumulate, pairwise, permutations
 
 import numpy as np
 
@@ -19,6 +20,10 @@ from hetplan.search.problem import Problem, Tables
 from hetplan.specs.workload import Recompute
 
 MOST_ORDERS = 6
+SMALL_PP = 16
+"""Deeper pipelines are tried where they divide the layers only."""
+Rows = tuple[tuple[tuple[int, ...], int], ...]
+"""(groups by stage, replicas that lie so) for each distinct row of a grid."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +60,8 @@ def grids(problem: Problem, microbatch: int) -> Iterator[Grid]:
                 continue
             if limits.pinned_layers is not None and pp != len(limits.pinned_layers):
                 continue
+            if limits.pp is None and limits.pinned_layers is None and pp > SMALL_PP and decoders % pp:
+                continue
             most = room // pp
             for replicas in sorted({c for c in range(1, min(most, parts) + 1) if parts % c == 0})[-2:]:
                 yield Grid(tp=tp, cp=cp, stage_dp=dp, ep=ep, pp=pp, replicas=replicas, microbatch=microbatch)
@@ -70,32 +77,43 @@ def _meshes_of(problem: Problem, group: int, tp: int, size: int) -> int:
     return problem.devices_g[group] // size
 
 
-def grid_rows(problem: Problem, grid: Grid) -> Iterator[tuple[tuple[int, ...], ...]]:
-    """Yield, for each order of groups and both ways to lay the grid out, each replica's groups by stage."""
+def grid_rows(problem: Problem, grid: Grid) -> Iterator[Rows]:
+    """Yield, for each order of groups and both ways to lay the grid out, the groups of replicas by stage."""
     seen = set()
     for order in list(permutations(_groups(problem)))[:MOST_ORDERS]:
-        cells = [g for g in order for _ in range(_meshes_of(problem, g, grid.tp, grid.mesh_size))]
+        sizes = [_meshes_of(problem, g, grid.tp, grid.mesh_size) for g in order]
+        if sum(sizes) < grid.pp * grid.replicas:
+            continue
+        ends = list(accumulate(sizes))
         for by_stage in (True, False):
-            if len(cells) < grid.pp * grid.replicas:
-                continue
-            rows = tuple(
-                tuple(cells[s * grid.replicas + r] if by_stage else cells[r * grid.pp + s] for s in range(grid.pp))
-                for r in range(grid.replicas)
-            )
+            rows = _runs(grid, order, ends, by_stage=by_stage)
             if rows not in seen:
                 seen.add(rows)
                 yield rows
 
 
-def grid_layout_of(
-    problem: Problem, tables: Tables, grid: Grid, rows: Sequence[tuple[int, ...]], *, equal_cuts: bool
-) -> Layout | None:
+def _runs(grid: Grid, order: Sequence[int], ends: Sequence[int], *, by_stage: bool) -> Rows:
+    """Return the replicas run by run: the groups of a replica change only where some stage enters the next group."""
+    if by_stage:
+        changes = {end % grid.replicas for end in ends}
+    else:
+        changes = {r for end in ends for r in (end // grid.pp, end // grid.pp + 1)}
+    firsts = sorted({0, *(r for r in changes if r < grid.replicas)})
+    rows: dict[tuple[int, ...], int] = {}
+    for first, end in pairwise([*firsts, grid.replicas]):
+        cells = (s * grid.replicas + first if by_stage else first * grid.pp + s for s in range(grid.pp))
+        groups = tuple(order[bisect_right(ends, cell)] for cell in cells)
+        rows[groups] = rows.get(groups, 0) + end - first
+    return tuple(sorted(rows.items()))
+
+
+def grid_layout_of(problem: Problem, tables: Tables, grid: Grid, rows: Rows, *, equal_cuts: bool) -> Layout | None:
     """Return the layout of a grid with its best cut and lightest recomputation that fits, or None."""
     index = {(m.group, m.tp, m.cp, m.dp, m.ep): i for i, m in enumerate(problem.meshes)}
     wanted = (grid.tp, grid.cp, grid.stage_dp, grid.ep)
-    if any((g, *wanted) not in index for row in rows for g in row):
+    if any((g, *wanted) not in index for row, _ in rows for g in row):
         return None
-    at = [sorted({index[(row[s], *wanted)] for row in rows}) for s in range(grid.pp)]
+    at = [sorted({index[(row[s], *wanted)] for row, _ in rows}) for s in range(grid.pp)]
     count = problem.batch // (grid.microbatch * grid.replicas)
     for mode in range(len(tables.recomputes)):
         ends = _equal_ends(problem, grid.pp) if equal_cuts else _balanced_ends(problem, tables, at, mode, count)
@@ -170,14 +188,12 @@ def _fits(tables: Tables, at: Sequence[Sequence[int]], ends: Sequence[int], mode
     )
 
 
-def _layout(
-    problem: Problem, tables: Tables, grid: Grid, cut: tuple[Sequence[tuple[int, ...]], list[int], Recompute]
-) -> Layout:
+def _layout(problem: Problem, tables: Tables, grid: Grid, cut: tuple[Rows, list[int], Recompute]) -> Layout:
     rows, ends, recompute = cut
     names = {mesh.group: mesh.name for mesh in problem.meshes}
     count = problem.batch // (grid.microbatch * grid.replicas)
     replicas = []
-    for groups, same in groupby(sorted(rows)):
+    for groups, copies in rows:
         stages = tuple(
             Stage(
                 group=names[g],
@@ -191,18 +207,16 @@ def _layout(
             )
             for g, (first, end) in zip(groups, pairwise([0, *ends]), strict=True)
         )
-        replicas.append(
-            Replica(stages=stages, microbatch=grid.microbatch, num_microbatches=count, copies=len(list(same)))
-        )
+        replicas.append(Replica(stages=stages, microbatch=grid.microbatch, num_microbatches=count, copies=copies))
     return Layout(replicas=tuple(replicas), schedule=problem.limits.schedules[0], sharding=tables.sharding)
 
 
-def grid_score_s(problem: Problem, tables: Tables, grid: Grid, rows: Sequence[tuple[int, ...]]) -> float:
+def grid_score_s(problem: Problem, tables: Tables, grid: Grid, rows: Rows) -> float:
     """Return the closed form sigma + (m - 1) tau of a grid with layers shared out without rounding."""
     index = {(m.group, m.tp, m.cp, m.dp, m.ep): i for i, m in enumerate(problem.meshes)}
     wanted = (grid.tp, grid.cp, grid.stage_dp, grid.ep)
     try:
-        unit = [max(tables.unit_m[index[(row[s], *wanted)]] for row in rows) for s in range(grid.pp)]
+        unit = [max(tables.unit_m[index[(row[s], *wanted)]] for row, _ in rows) for s in range(grid.pp)]
     except KeyError:
         return float("inf")
     work = float(tables.weight_l.sum())

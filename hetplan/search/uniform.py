@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from hetplan.search.book import Book
-from hetplan.search.grids import Grid, grid_layout_of, grid_rows, grid_score_s, grids
+from hetplan.search.grids import Grid, Rows, grid_layout_of, grid_rows, grid_score_s, grids
 from hetplan.search.problem import Problem, Tables, build_tables
 from hetplan.specs.workload import Sharding
 
@@ -22,7 +22,7 @@ class Scored:
     step_s: float
     sharding: Sharding
     grid: Grid
-    rows: tuple[tuple[int, ...], ...]
+    rows: Rows
 
     @property
     def degree(self) -> int:
