@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Sequence
-from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ def base_files(launched: Launched) -> dict[str, str]:
     job = launched.job
     files = {PLAN_FILE: job.plan_text, **job.inputs, **launched.engine.files}
     fabric = job_fabric(launched)
-    for component in components_of(launched.engine.ranks):
+    for component in components_of(launched.job, launched.engine.ranks):
         for node in component.nodes:
             files[f"env-{node}.sh"] = node_environment(fabric, component, node)
     files["site.sh"] = _site(launched, fabric)
@@ -49,14 +48,13 @@ def base_files(launched: Launched) -> dict[str, str]:
 def node_scripts(launched: Launched) -> dict[str, str]:
     """Return what starts the ranks, node by node."""
     files = {"common.sh": _common(launched)}
-    for node in launched.nodes:
-        own = [agent for agent in launched.agents if agent.node == node]
+    for node, own in launched.nodes.items():
         files[f"launch-{node}.sh"] = _launch(launched, node, own)
     return files
 
 
 def _site(launched: Launched, fabric: Fabric) -> str:
-    head = launched.nodes[0]
+    head = launched.agents[0].node
     text = SOURCED + comment("What only you know about this site. Every FILL_IN must go; values set outside win.")
     text += "\n" + comment("Where rank 0 runs: a name or address that every node reaches, and a free port there.")
     text += f'export MASTER_ADDR="${{MASTER_ADDR:-{head}}}"\n'
@@ -173,11 +171,12 @@ def _expected_rank(rank: Rank, number: dict[tuple[int, int], int]) -> dict[str, 
 
 def node_notes(launched: Launched) -> Iterator[str]:
     """Yield what is unusual about the nodes of a job."""
-    many = [node for node, run in groupby(sorted(agent.node for agent in launched.agents)) if len(list(run)) > 1]
-    if many:
+    nodes = launched.nodes
+    many = [node for node, agents in nodes.items() if len(agents) > 1]
+    if many and launched.engine.program:
         yield f"ranks come back to node {', '.join(many)}: its script starts one torchrun for each run of ranks"
     for node, groups in shared_hosts(launched.job.cluster).items():
-        if node in launched.nodes:
+        if node in nodes:
             names = ", ".join(f"{group.name} ({group.device.name})" for group in groups)
             yield (
                 f"node {node} holds unlike cards, counted in the order {names}; its device order keeps each "
@@ -211,8 +210,7 @@ def readme(launched: Launched, how: Sequence[str], notes: Sequence[str]) -> str:
     if notes:
         lines += ["", "## To know", "", *(f"- {note}" for note in notes)]
     lines += ["", "## Nodes", "", "| node | ranks | processes |", "|---|---|--:|"]
-    for node in launched.nodes:
-        own = [agent for agent in launched.agents if agent.node == node]
+    for node, own in launched.nodes.items():
         spans = ", ".join(_span(agent) for agent in own)
         lines.append(f"| {node} | {spans} | {sum(agent.num_ranks for agent in own)} |")
     return "\n".join(lines) + "\n"

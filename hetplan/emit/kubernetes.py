@@ -32,7 +32,7 @@ def launch_kubernetes(launched: Launched) -> LaunchFiles:
     Raises:
         UsageError: a node holds unlike cards, or a vendor's resource is not known.
     """
-    components = components_of(launched.engine.ranks)
+    components = components_of(launched.job, launched.engine.ranks)
     _require(launched, components)
     name = f"hetplan-{launched.job.plan_sha256[:8]}"
     files = {"jobset.yaml": _jobset(launched, components, name), "pod.sh": _pod(components)}
@@ -46,6 +46,12 @@ def launch_kubernetes(launched: Launched) -> LaunchFiles:
         + ("; or `trainjob.yaml` with Kubeflow Trainer: all nodes are alike." if uniform else "."),
     )
     return LaunchFiles(files=files, steps=steps, notes=tuple(_notes(launched, components)))
+
+
+MOST_BYTES = 2**20
+"""A ConfigMap holds 1 MiB (Kubernetes documentation, "ConfigMaps")."""
+NODE_BYTES, RANK_BYTES = 1000, 90
+"""Assumed, rounded up: what one node's scripts and one rank's line of expected.json take."""
 
 
 def _require(launched: Launched, components: Sequence[Component]) -> None:
@@ -120,7 +126,7 @@ def _pod_spec(launched: Launched, index: int, component: Component, name: str, h
         "command": ["bash", f"{FOLDER}/pod.sh", str(index)],
         "env": [{"name": "MASTER_ADDR", "value": head}, {"name": "MASTER_PORT", "value": str(MASTER_PORT)}],
         "ports": [{"containerPort": MASTER_PORT}],
-        "resources": {"limits": {resource: component.num_ranks}},
+        "resources": {"limits": {resource: component.num_devices}},
         "volumeMounts": [{"name": "hetplan", "mountPath": FOLDER}, {"name": "shm", "mountPath": "/dev/shm"}],
     }
     return {
@@ -165,7 +171,7 @@ def _trainjob(launched: Launched, component: Component, name: str) -> str:
                     "-c",
                     f'export MASTER_ADDR="$PET_MASTER_ADDR" MASTER_PORT="$PET_MASTER_PORT"; bash {FOLDER}/pod.sh 0',
                 ],
-                "resourcesPerNode": {"limits": {resource: component.num_ranks}},
+                "resourcesPerNode": {"limits": {resource: component.num_devices}},
             },
         },
     }
@@ -182,9 +188,6 @@ def _notes(launched: Launched, components: Sequence[Component]) -> list[str]:
         notes.append(
             f"the product label of {', '.join(unknown)} is not known: `kubectl get nodes --show-labels` tells it"
         )
-    largest = max(components, key=lambda part: part.num_ranks)
-    notes.append(
-        f"each pod asks for the devices its ranks use (up to {largest.num_ranks}) and numbers them from 0: nodes with "
-        "devices left out must be given whole"
-    )
+    if NODE_BYTES * len(launched.nodes) + RANK_BYTES * launched.world_size > MOST_BYTES:
+        notes.append("the folder is too large for one ConfigMap (1 MiB): put it on a volume mounted at " + FOLDER)
     return notes

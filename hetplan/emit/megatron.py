@@ -105,7 +105,7 @@ def layer_flags(model: Model, replica: Replica) -> tuple[str, ...]:
     )
     if ends and len(set(counts)) == 1:
         return ("--num-virtual-stages-per-pipeline-rank", str(replica.vpp)) if replica.vpp > 1 else ()
-    if ends and replica.vpp == 1 and (words := _end_flags(counts)):
+    if ends and replica.vpp == 1 and min(counts) > 0 and (words := _end_flags(counts)):
         return words
     return ("--pipeline-model-parallel-layout", f"'{layout_text(stages)}'")
 

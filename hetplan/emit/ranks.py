@@ -14,6 +14,7 @@ numbers of processes an agent are fine: torch gives agent ``k`` the ranks after 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Literal
@@ -77,17 +78,20 @@ def fewest_agents(job: Job, orders: Sequence[RankOrder]) -> tuple[RankOrder, tup
     return min(choices, key=lambda choice: len(agents_of(choice[1])))
 
 
-def components_of(ranks: Sequence[Rank]) -> tuple[Component, ...]:
-    """Return runs of nodes that hold the same groups and start as many processes, in the order of their ranks."""
+def components_of(job: Job, ranks: Sequence[Rank]) -> tuple[Component, ...]:
+    """Return runs of nodes with ranks of the same groups and as many of them, in the order of their ranks."""
     held: dict[str, list[str]] = {}
     for rank in ranks:
         held.setdefault(rank.node, []).append(rank.group)
-    looks = {node: (tuple(sorted(set(groups))), len(groups)) for node, groups in held.items()}
+    whole: Counter[str] = Counter()
+    for group in job.cluster.groups:
+        whole.update(dict.fromkeys(group.nodes, group.devices_per_node))
+    looks = {node: (tuple(sorted(set(own))), len(own), whole[node]) for node, own in held.items()}
     found: list[Component] = []
-    for (groups, count), run in groupby(looks, key=looks.__getitem__):
+    seen: Counter[str] = Counter()
+    for (groups, count, num_devices), run in groupby(looks, key=looks.__getitem__):
         name = "-".join(groups)
-        again = sum(component.groups == groups for component in found)
-        found.append(
-            Component(name=f"{name}-{again + 1}" if again else name, groups=groups, nodes=tuple(run), num_ranks=count)
-        )
+        seen[name] += 1
+        name = f"{name}-{seen[name]}" if seen[name] > 1 else name
+        found.append(Component(name=name, groups=groups, nodes=tuple(run), num_ranks=count, num_devices=num_devices))
     return tuple(found)

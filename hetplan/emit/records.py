@@ -107,9 +107,12 @@ class Launched:
         return len(self.engine.ranks)
 
     @property
-    def nodes(self) -> tuple[str, ...]:
-        """Nodes in the order of their first rank."""
-        return tuple(dict.fromkeys(agent.node for agent in self.agents))
+    def nodes(self) -> Mapping[str, tuple[Agent, ...]]:
+        """Nodes in the order of their first rank, with their agents."""
+        found: dict[str, list[Agent]] = {}
+        for agent in self.agents:
+            found.setdefault(agent.node, []).append(agent)
+        return {node: tuple(agents) for node, agents in found.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +124,8 @@ class Component:
     nodes: tuple[str, ...]
     num_ranks: int
     """Processes on each of its nodes."""
+    num_devices: int
+    """Accelerators in each of its nodes, those without a rank included: launchers give nodes whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

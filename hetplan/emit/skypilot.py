@@ -25,7 +25,7 @@ def launch_skypilot(launched: Launched) -> LaunchFiles:
     Raises:
         UsageError: a node holds unlike cards.
     """
-    components = components_of(launched.engine.ranks)
+    components = components_of(launched.job, launched.engine.ranks)
     for component in components:
         if len(component.groups) > 1:
             raise UsageError(
@@ -67,7 +67,7 @@ def _task(launched: Launched, component: Component, name: str, components: Seque
         "name": job_name(component) if len(components) > 1 else name,
         "workdir": ".",
         "num_nodes": len(component.nodes),
-        "resources": {"accelerators": f"{accelerator(device.name)}:{component.num_ranks}"},
+        "resources": {"accelerators": f"{accelerator(device.name)}:{component.num_devices}"},
         "envs": {"HETPLAN_MODE": "train"},
         "run": run,
     }

@@ -20,7 +20,7 @@ TASK = "slurm-task.sh"
 
 def launch_slurm(launched: Launched) -> LaunchFiles:
     """Return an sbatch script and the script of its tasks."""
-    components = components_of(launched.engine.ranks)
+    components = components_of(launched.job, launched.engine.ranks)
     steps = (
         "Put this folder on a file system all nodes share; fill in `site.sh` (MASTER_ADDR is set from the job).",
         "Add what your site asks for (partition, account, time) to each component of `job.sbatch`.",
@@ -39,7 +39,7 @@ def _directives(component: Component) -> list[str]:
     return [
         f"#SBATCH --nodes={len(component.nodes)}",
         "#SBATCH --ntasks-per-node=1",
-        f"#SBATCH --gpus-per-node={component.num_ranks}",
+        f"#SBATCH --gpus-per-node={component.num_devices}",
         f"#SBATCH --nodelist={hostlist_text(component.nodes)}",
     ]
 
@@ -64,7 +64,6 @@ def _job(launched: Launched, components: Sequence[Component]) -> str:
     text += f'if [ "${{#nodes[@]}}" -ne {len(launched.nodes)} ]; then\n'
     text += f'    echo "the job has ${{#nodes[@]}} nodes, the plan needs {len(launched.nodes)}" >&2\n    exit 2\nfi\n'
     text += 'export HETPLAN_NODES="${nodes[*]}"\n'
-    text += 'MASTER_ADDR="${nodes[0]}"\nexport MASTER_ADDR\n'
     parts = [
         f"srun {f'--het-group={i} ' if len(components) > 1 else ''}--ntasks-per-node=1 --kill-on-bad-exit=1 "
         f'bash {TASK} "${{1:-train}}"'
@@ -83,13 +82,23 @@ def _task(components: Sequence[Component]) -> str:
         + comment("Runs on every node: starts the launch script of this node; on other nodes than planned, by place.")
         + "set -euo pipefail\n"
         + f"planned=({planned})\n"
-        + 'name="${SLURMD_NODENAME:-$(hostname -s)}"\n'
-        + 'read -r -a given <<< "$HETPLAN_NODES"\n'
-        + 'if [ "${planned[*]}" != "${given[*]}" ]; then\n'
-        + '    for i in "${!given[@]}"; do\n'
-        + '        if [ "${given[$i]}" = "$name" ]; then\n'
-        + '            echo "$name takes the place of ${planned[$i]}" >&2\n'
-        + '            name="${planned[$i]}"\n'
-        + "            break\n        fi\n    done\nfi\n"
-        + 'exec bash "launch-$name.sh" "${1:-train}"\n'
+        + _TASK
     )
+
+
+_TASK = """name="${SLURMD_NODENAME:-$(hostname -s)}"
+read -r -a given <<< "$HETPLAN_NODES"
+sorted() { printf '%s\\n' "$@" | sort; }
+head="${planned[0]}"
+if [ "$(sorted "${planned[@]}")" != "$(sorted "${given[@]}")" ]; then
+    head="${given[0]}"
+    for i in "${!given[@]}"; do
+        if [ "${given[$i]}" = "$name" ]; then
+            echo "$name takes the place of ${planned[$i]}" >&2
+            name="${planned[$i]}"
+            break
+        fi
+    done
+fi
+MASTER_ADDR="$head" exec bash "launch-$name.sh" "${1:-train}"
+"""
