@@ -109,7 +109,9 @@ class _Walk:
     def __init__(self, problem: Problem, tables: Tables, mesh: Ints, flight: Ints) -> None:
         self.tables = tables
         self.mesh = mesh
-        self.flight = flight
+        held, self.fit_of = np.unique(np.maximum(flight, 1), return_inverse=True)
+        self.fit_of = self.fit_of.reshape(flight.shape)
+        self.fits = np.stack([tables.furthest_fit(k) for k in held.tolist()])
         self.num_layers = problem.num_layers
         self.num_modes = len(tables.recomputes)
         self.flat = flatten(tables)
@@ -146,13 +148,8 @@ class _Walk:
         key = mesh[:, None] * self.num_modes + np.arange(self.num_modes)[None, :]
         before = self.flat.prefix_kl[key, at[:, None]]
         by_time = self.flat.furthest(key, before + np.minimum(tau_s, self.flat.span_s)[:, None])
-        held = self.flight[rows, s]
-        by_memory = np.empty_like(by_time)
-        for k in np.unique(held).tolist():
-            some = held == k
-            by_memory[some] = self.tables.furthest_fit(k)[
-                mesh[some][:, None], np.arange(self.num_modes), at[some, None]
-            ]
+        fit = self.fit_of[rows, s]
+        by_memory = self.fits[fit[:, None], mesh[:, None], np.arange(self.num_modes)[None, :], at[:, None]]
         reach = np.minimum(by_time, by_memory)
         end = self._allowed_end(rows, s, at, reach.max(axis=1))
         seconds = np.where(reach >= end[:, None], self.flat.prefix_kl[key, end[:, None]] - before, np.inf)
