@@ -271,7 +271,7 @@ class Floors:
         for group, ranks, tp in apart:
             merged[group, tp] = merged.get((group, tp), 0) + ranks
         together = [(group, ranks, tp) for (group, tp), ranks in merged.items()]
-        found = []
+        found: list[tuple[Holders, ...]] = []
         for rows in (apart, together) if together != apart else (apart,):
             found.extend(product(*[list(self._packed(*row)) for row in rows]))
         return found
