@@ -198,7 +198,7 @@ def _torchtitan(source: SourceText) -> LayoutSettings:
         document = tomllib.loads(source.text)
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"line (\d+)", str(error))
-        raise source.error(f"not valid TOML: {error}", int(line[1]) if line else 1) from None
+        raise source.error(f"not valid TOML: {error}", int(line[1]) if line else len(source.lines)) from None
     parallel, training = _section(source, document, "parallelism"), _section(source, document, "training")
     number = _Numbers(source)
     shard = number.take(parallel, "data_parallel_shard_degree", minimum=-1)
