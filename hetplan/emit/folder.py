@@ -54,7 +54,7 @@ def node_scripts(launched: Launched) -> dict[str, str]:
 
 
 def _site(launched: Launched, fabric: Fabric) -> str:
-    head = launched.agents[0].node
+    head = launched.agents[0].node if len(launched.nodes) > 1 else "127.0.0.1"
     text = SOURCED + comment("What only you know about this site. Every FILL_IN must go; values set outside win.")
     text += "\n" + comment("Where rank 0 runs: a name or address that every node reaches, and a free port there.")
     text += f'export MASTER_ADDR="${{MASTER_ADDR:-{head}}}"\n'
@@ -193,6 +193,10 @@ def shared_hosts(cluster: Cluster) -> dict[str, list[Group]]:
     return {node: groups for node, groups in found.items() if len(groups) > 1}
 
 
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def readme(launched: Launched, how: Sequence[str], notes: Sequence[str]) -> str:
     """Return the folder's README: what it runs, how, and what to know."""
     job = launched.job
@@ -200,7 +204,7 @@ def readme(launched: Launched, how: Sequence[str], notes: Sequence[str]) -> str:
         f"# {job.model.name} on {job.cluster.name}, run by {launched.engine.name}",
         "",
         f"Plan: `{PLAN_FILE}`, sha256 `{job.plan_sha256}`.",
-        f"{launched.world_size} processes on {len(launched.nodes)} nodes; "
+        f"{launched.world_size} processes on {_count(len(launched.nodes), 'node')}; "
         f"{job.workload.global_batch} samples of {job.workload.seq_len} tokens a step.",
         "",
         "## Run",
