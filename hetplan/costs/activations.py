@@ -76,7 +76,7 @@ def _operator(operator: Operator, layer: Layer, batch: Batch, tokens_o: Floats) 
         case Attention():
             return _attention(operator, layer, batch, tokens_o)
         case Table():
-            return Activations(transient_bytes=tokens_o * operator.width * element)
+            return Activations(transient_bytes=tokens_o * operator.width * element + _table_gradient(operator, batch))
         case Experts():
             return _experts(operator, layer, batch, tokens_o)
         case Loss():
@@ -84,6 +84,14 @@ def _operator(operator: Operator, layer: Layer, batch: Batch, tokens_o: Floats) 
             return Activations(logits_bytes=tokens_o * operator.vocab * (8 + low_precision_copy) / batch.tp_o)
         case _:
             return Activations()
+
+
+def _table_gradient(table: Table, batch: Batch) -> Amount:
+    """Return the gradient of a whole table, which a lookup makes before it is added to the accumulated one."""
+    if batch.workload.gradient_bytes == batch.workload.weight_bytes:
+        return 0.0
+    rows = float(table.rows * table.width * batch.workload.weight_bytes)
+    return rows / batch.tp_o if table.split == "vocab" else rows
 
 
 def _linear(linear: Linear, batch: Batch, tokens_o: Floats) -> Activations:

@@ -10,7 +10,8 @@ arXiv:1910.02054, section 5):
 | optimizer | P o | P o / D | P o / D | P o / D |
 
 **Activations**: what each layer keeps, times the microbatches in flight, plus the most one layer needs on top of it
-(recomputed tensors, gradients passing through). **Logits** exist for one microbatch. **Buffers**: a microbatch's
+(recomputed tensors, gradients passing through). **Logits** exist for one microbatch, and are gone before any other
+layer's backward pass: the larger of them and what a layer needs on top counts. **Buffers**: a microbatch's
 activations received from the stage before and its gradient from the stage behind; a gradient bucket of the largest
 layer before it is scattered (`gradients`); two gathered layers, one in use and one on its way, and the gradient of the
 largest (`full`). **Tied weights**: a stage that uses a weight (a tied head) whose owner (the token table) is on another
@@ -77,7 +78,8 @@ class MemoryModel:
         """Return the peak of a stage that holds layers `span` (half-open)."""
         held = slice(*span)
         saved = float(self.saved_bytes_l[held].sum())
-        working = float(self.working_bytes_l[held].max())
+        logits = float(self.logits_bytes_l[held].sum())
+        working = max(0.0, float(self.working_bytes_l[held].max()) * self.overhead - logits)
         copied = sum(tie.params for tie in self.ties if tie.is_copied(*span))
         weights, gradients, optimizer = (copied * num_bytes for num_bytes in self.tie_bytes_per_param)
         buffers = float(self.layer_buffer_bytes_l[held].max()) + self._boundary(*span)
@@ -85,20 +87,21 @@ class MemoryModel:
             weights_bytes=float(self.weights_bytes_l[held].sum()) + weights,
             gradients_bytes=float(self.gradients_bytes_l[held].sum()) + gradients,
             optimizer_bytes=float(self.optimizer_bytes_l[held].sum()) + optimizer,
-            activations_bytes=(in_flight * saved + working) * self.overhead,
-            logits_bytes=float(self.logits_bytes_l[held].sum()),
+            activations_bytes=in_flight * saved * self.overhead + working,
+            logits_bytes=logits,
             buffers_bytes=buffers * self.overhead,
             reserve_bytes=self.reserve_bytes,
         )
 
     def matrices(self) -> tuple[Floats, Floats]:
         """Return `fixed` and `per_microbatch`, shape (layers + 1, layers + 1); entries with j <= i are 0."""
-        states_l = self.weights_bytes_l + self.gradients_bytes_l + self.optimizer_bytes_l + self.logits_bytes_l
-        largest = span_max(self.working_bytes_l) + span_max(self.layer_buffer_bytes_l)
+        states_l = self.weights_bytes_l + self.gradients_bytes_l + self.optimizer_bytes_l
+        largest = span_max(self.layer_buffer_bytes_l)
+        passing = np.maximum(span_max(self.working_bytes_l) * self.overhead, span_sum(self.logits_bytes_l))
         before = np.concatenate([[0.0], self.boundary_bytes_l[:-1], [0.0]])
         behind = np.concatenate([[0.0], self.boundary_bytes_l[:-1], [0.0]])
         boundary = before[:, None] + behind[None, :]
-        fixed = span_sum(states_l) + (largest + boundary) * self.overhead + self.reserve_bytes
+        fixed = span_sum(states_l) + passing + (largest + boundary) * self.overhead + self.reserve_bytes
         for tie in self.ties:
             fixed = fixed + tie.copies() * (tie.params * sum(self.tie_bytes_per_param))
         upper = np.triu(np.ones_like(fixed), k=1)
