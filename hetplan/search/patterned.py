@@ -110,18 +110,28 @@ class PatternSearch:
         """Price plans of one shape, at most so many stages of them (None: by the effort); return a value none beats."""
         self.book.enter("single shapes")
         most = int(MOST_VISITED * self.book.request.effort / 10) if most_visited is None else most_visited
-        search = ShapeSearch(self.book, self._fields(), most)
+        search = ShapeSearch(self.book, self.fields(), most)
         bound_s = search.run(self.tables)
         self.near_best = search.columns[-NEAR_BEST:]
         self.num_shapes = sum(int((field.copies > 0).sum()) for field in search.fields)
         return bound_s
 
-    def _fields(self) -> list[Field]:
+    def fields(self) -> list[Field]:
+        """Return the patterns of every sharding and microbatch size.
+
+        Tables of weights or gradients that travel are those of two ranks, so they say nothing of a replica that has
+        no one to share with; such a replica is one of `none`, and has a field of its own where that is not allowed.
+        """
+        shardings = self.problem.limits.sharding
+        kinds = [(sharding, 2) for sharding in shardings]
+        if "none" not in shardings:
+            kinds += [(sharding, 1) for sharding in shardings if sharding in ("gradients", "full")]
         fields = []
-        for sharding, size in product(self.problem.limits.sharding, self.sizes):
-            tables = self.tables(size, sharding, MANY_RANKS, 2)
+        for (sharding, ranks), size in product(kinds, self.sizes):
+            tables = self.tables(size, sharding, MANY_RANKS, ranks)
             if tables is not None and tables.usable_m.any():
-                fields.append(make_field(self.problem, tables, self.patterns(size, sharding, 2)))
+                most = self.problem.batch if ranks > 1 else 1
+                fields.append(make_field(self.problem, tables, self.patterns(size, sharding, ranks), most))
         return fields
 
     def prove_mixes(self) -> float:

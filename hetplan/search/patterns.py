@@ -42,7 +42,7 @@ NEWTON_STEPS = 5
 WHOLE_LAYER_STEPS = 12
 MOST_HELD = 128
 NEVER_S = 1e150
-"""A transfer between places that nothing joins."""
+"""Longer than any step: a transfer between places that nothing joins, a stage on a mesh that cannot run it."""
 MOST_PATTERNS = 20_000
 """Patterns enumerated for one microbatch size and sharding; stage counts thin out to stay below."""
 
@@ -340,7 +340,7 @@ def breakpoints(
     left = np.maximum(work - based[:, -1], 0.0)
     with np.errstate(divide="ignore"):
         taus = ((left[:, None] + based) / held).T
-    least = taus[-1] if floor_tau_s is None else np.maximum(taus[-1], floor_tau_s)
+    least = np.minimum(taus[-1] if floor_tau_s is None else np.maximum(taus[-1], floor_tau_s), NEVER_S)
     finite = np.isfinite(taus)
     taus = np.maximum(np.where(finite, taus, 0.0), least)
     room = np.maximum(held[None, :, :] * taus[:, :, None] - based[None, :, :], 0.0)

@@ -215,7 +215,7 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
     if sharding in ("gradients", "full") and ranks > 1:
         for m in able:
             gather_l, reduce_l = _travel(problem, microbatch, m, ranks)
-            gather_l = gather_l if sharding == "full" else 0.0 * gather_l
+            gather_l = gather_l if sharding == "full" else np.zeros_like(gather_l)
             beside = np.maximum if prices.calibration.overlap.gathers else np.add
             forward[m] = beside(forward[m], gather_l[None, :])
             backward[m] = beside(backward[m], (gather_l + reduce_l)[None, :])

@@ -71,12 +71,12 @@ class Field:
     """A of a unit of layers by (log2 of the replicas, mesh)."""
 
 
-def make_field(problem: Problem, tables: Tables, patterns: Patterns) -> Field:
-    """Return a field; patterns that do not fit even once have no copies."""
+def make_field(problem: Problem, tables: Tables, patterns: Patterns, most_copies: int) -> Field:
+    """Return a field with at most so many copies; patterns that do not fit even once have none."""
     devices = np.array(problem.devices_g)
     used = patterns.used
     room = np.where(used > 0, devices[None, :] // np.maximum(used, 1), 1 << 40).min(axis=1)
-    copies = np.minimum(room, problem.batch // tables.microbatch)
+    copies = np.minimum(room, min(most_copies, problem.batch // tables.microbatch))
     most = int(copies.max(initial=1))
     after = [Ending(problem, tables.sharding, 1 << k).units(tables) for k in range(most.bit_length())]
     return Field(
@@ -141,7 +141,7 @@ def _bounds_s(field: Field, count: Ints, after: Floats, at: tuple[Floats, float]
     extra[:, 0] = after[:, 0]
     p, m, comm = patterns.stages, count, patterns.comm_s
     each = m[:, None] * np.where(there, patterns.unit_s, 1.0) + after
-    rate = tables.weight_l.sum() / np.where(there, patterns.count / each, 0.0).sum(axis=1)
+    rate = tables.weight_l.sum() / np.maximum(np.where(there, patterns.count / each, 0.0).sum(axis=1), 1 / BIG_S)
     tau, load = breakpoints(unit, held, extra, (tables, floor_tau_s), work_factor=1.0)
     first = comm + (load + (m - 1) * beta * tau).min(axis=0)
     tau, load = breakpoints(unit, held, extra, (tables, floor_tau_s), work_factor=2.0)
