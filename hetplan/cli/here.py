@@ -74,7 +74,7 @@ def _output(words: list[str]) -> SourceText:
         HetplanError: it fails or hangs.
     """
     from hetplan.errors import UsageError
-    from hetplan.specs.importers.facts import SourceText
+    from hetplan.specs.importers.facts import SourceText, without_colours
 
     try:
         done = subprocess.run(words, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
@@ -83,7 +83,7 @@ def _output(words: list[str]) -> SourceText:
     if done.returncode:
         first = (done.stdout + done.stderr).strip().splitlines()[:1]
         raise UsageError(f"{' '.join(words[:2])} failed: {' '.join(first) or f'exit code {done.returncode}'}")
-    return SourceText(name=words[0], text=done.stdout)
+    return SourceText(name=words[0], text=without_colours(done.stdout))
 
 
 def _ports() -> tuple[list[Facts], list[str]]:

@@ -6,6 +6,7 @@ sheets over each other, `cluster_text` writes them down with a question where no
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +18,7 @@ from hetplan.specs.nodes import read_bytes
 from hetplan.units import escape
 
 MOST_TEXT_BYTES = 64 * 10**6
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 FabricFamily = Literal["nvlink", "xgmi", "none"]
 
 
@@ -37,6 +39,11 @@ class SourceText:
         return SpecError(escape(message), location=Location(file=escape(self.name), line=line, column=column))
 
 
+def without_colours(text: str) -> str:
+    """Return what a tool printed without the codes that underline and colour it on a terminal."""
+    return _COLOURS.sub("", text)
+
+
 def read_source(path: Path) -> SourceText:
     """Return the text of a file.
 
@@ -46,7 +53,7 @@ def read_source(path: Path) -> SourceText:
     data = read_bytes(path, MOST_TEXT_BYTES)
     name = str(path)
     try:
-        return SourceText(name=name, text=data.decode("utf-8-sig"))
+        return SourceText(name=name, text=without_colours(data.decode("utf-8-sig")))
     except UnicodeDecodeError as error:
         line = data.count(b"\n", 0, error.start) + 1
         raise SourceText(name=name, text="").error("the file is not UTF-8 text", line) from None

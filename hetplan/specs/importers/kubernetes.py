@@ -7,13 +7,14 @@ alone: what `nvidia-smi` says of it can be merged in.
 
 from __future__ import annotations
 
+import json
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from hetplan.errors import HetplanError
+from hetplan.errors import HetplanError, SpecError
 from hetplan.specs.decode import document_from_text
-from hetplan.specs.fields import Fields
 from hetplan.specs.importers.facts import Cards, Facts, Nic, NodeSheet, SourceText
 from hetplan.specs.importers.nccl_xml import product_of
 from hetplan.specs.importers.slurm_topology import REGION_KEYS, ZONE_KEYS
@@ -35,6 +36,8 @@ class LabelKeys:
 
 
 DEFAULT_KEYS = LabelKeys()
+MakeError = Callable[[str], SpecError]
+"""Message -> an error at the node in hand."""
 
 
 def read_nodes(source: SourceText, keys: LabelKeys = DEFAULT_KEYS) -> Facts:
@@ -43,29 +46,68 @@ def read_nodes(source: SourceText, keys: LabelKeys = DEFAULT_KEYS) -> Facts:
     Raises:
         SpecError: the file is neither, or a label cannot be read.
     """
-    root = document_from_text(source.text, source.name, "")
-    rows = root.rows("items") if root.has("items") else (root,)
-    sheets = [_node(source, row, keys) for row in rows if row.text("kind", default="Node") == "Node"]
+    root = _document(source)
+    items = root.get("items", [root])
+    rows = [_Row(source, item) for item in items] if isinstance(items, list) else []
+    sheets = [_node(row, keys) for row in rows if row.item.get("kind", "Node") == "Node"]
     if not sheets:
         raise source.error("the list holds no node")
     plain = [sheet.nodes[0] for sheet in sheets if not sheet.cards]
-    remarks = (f"{len(plain)} nodes without accelerators were left out ({plain[0]}, ...)",) if plain else ()
+    remarks = (f"nodes without accelerators were left out: {len(plain)} ({plain[0]}, ...)",) if plain else ()
     return Facts(sheets=tuple(sheet for sheet in sheets if sheet.cards), remarks=remarks)
 
 
-def _node(source: SourceText, row: Fields, keys: LabelKeys) -> NodeSheet:
-    meta = row.fields("metadata")
-    status = row.fields("status", required=False)
-    labels = {k: str(v) for k, v in meta.fields("labels", required=False).raw_mapping().items()}
-    capacity = {k: str(v) for k, v in status.fields("capacity", required=False).raw_mapping().items()}
-    line = row.location().line
+def _document(source: SourceText) -> dict[str, Any]:
+    """The file as plain values; JSON by its own parser, which takes a thousand nodes in a blink."""
+    if not source.text.lstrip().startswith("{"):
+        return dict(document_from_text(source.text, source.name, "").raw_mapping())
+    try:
+        root = json.loads(source.text)
+    except json.JSONDecodeError as error:
+        raise source.error(f"not valid JSON: {error.msg}", error.lineno, error.colno) from None
+    except (RecursionError, ValueError) as error:
+        raise source.error(f"not valid JSON: {error}") from None
+    return dict(root)
+
+
+class _Row:
+    """One node; errors find the line of its name."""
+
+    def __init__(self, source: SourceText, item: object) -> None:
+        self.source = source
+        self.item: dict[str, Any] = item if isinstance(item, dict) else {}
+        self.name = str(self.mapping(self.item, "metadata").get("name", ""))
+        if not self.name:
+            raise source.error("a node has no name (metadata.name)")
+
+    def mapping(self, outer: Mapping[str, Any], key: str) -> dict[str, Any]:
+        """A mapping inside another, an empty one if it is absent."""
+        value = outer.get(key)
+        return value if isinstance(value, dict) else {}
+
+    def texts(self, outer: Mapping[str, Any], key: str) -> dict[str, str]:
+        """A mapping of texts."""
+        return {str(name): str(value) for name, value in self.mapping(outer, key).items()}
+
+    def error(self, message: str) -> SpecError:
+        """Return an error at the line of the node's name."""
+        found = re.search(rf"""["']?name["']?:\s*["']?{re.escape(self.name)}["']?""", self.source.text)
+        line = self.source.text.count("\n", 0, found.start()) + 1 if found else 1
+        return self.source.error(f"node {show(self.name)}: {message}", line)
+
+
+def _node(row: _Row, keys: LabelKeys) -> NodeSheet:
+    status = row.mapping(row.item, "status")
+    labels = row.texts(row.mapping(row.item, "metadata"), "labels")
+    capacity = row.texts(status, "capacity")
     efa = capacity.get("vpc.amazonaws.com/efa", "0")
+    num_efa = int(efa) if re.fullmatch(r"\d{1,3}", efa) else 0
     return NodeSheet(
-        source=source.name,
-        nodes=(meta.text("name"),),
-        cards=_cards(source, line, labels, capacity),
-        nics=tuple(Nic(name=f"efa{i}", kind="efa") for i in range(int(efa))) if efa.isdigit() and int(efa) else None,
-        host_memory_bytes=_memory(source, line, capacity["memory"]) if "memory" in capacity else None,
+        source=row.source.name,
+        nodes=(row.name,),
+        cards=_cards(row.error, labels, capacity),
+        nics=tuple(Nic(name=f"efa{i}", kind="efa") for i in range(num_efa)) or None,
+        host_memory_bytes=_memory(row.error, capacity["memory"]) if "memory" in capacity else None,
         site=_first(labels, keys.site),
         domain=_first(labels, keys.domain),
         unusable=_unusable(row, status),
@@ -76,42 +118,43 @@ def _first(labels: Mapping[str, str], keys: Iterable[str]) -> str | None:
     return next((labels[key] for key in keys if labels.get(key)), None)
 
 
-def _unusable(row: Fields, status: Fields) -> str | None:
-    if row.fields("spec", required=False).flag("unschedulable", default=False):
+def _unusable(row: _Row, status: Mapping[str, Any]) -> str | None:
+    if row.mapping(row.item, "spec").get("unschedulable") is True:
         return "cordoned"
-    conditions = status.rows("conditions", required=False)
-    if any(c.text("type") == "Ready" and c.text("status") != "True" for c in conditions):
-        return "not ready"
+    conditions = status.get("conditions")
+    for condition in conditions if isinstance(conditions, list) else ():
+        is_ready = isinstance(condition, dict) and condition.get("type") == "Ready"
+        if is_ready and str(condition.get("status")) != "True":
+            return "not ready"
     return None
 
 
-def _cards(source: SourceText, line: int, labels: Mapping[str, str], capacity: Mapping[str, str]) -> tuple[Cards, ...]:
+def _cards(error: MakeError, labels: Mapping[str, str], capacity: Mapping[str, str]) -> tuple[Cards, ...]:
     """Return the accelerators of each vendor; none where no label and no capacity speaks of one."""
     cards = []
     for vendor in VENDORS:
         mig = next((key for key, n in capacity.items() if key.startswith(f"{vendor}/mig-") and n != "0"), None)
         if mig is not None or labels.get(f"{vendor}/gpu.product", "").count("-MIG-"):
-            raise source.error(
+            raise error(
                 f"{mig or vendor}: this node hands out instances of parts of a GPU (MIG), which cannot be planned with",
-                line,
             )
-        count = _count(source, line, vendor, labels, capacity)
+        count = _count(error, vendor, labels, capacity)
         if count:
-            cards.append(_vendor_cards(source, line, (vendor, count), labels))
+            cards.append(_vendor_cards(error, (vendor, count), labels))
     return tuple(cards)
 
 
-def _count(source: SourceText, line: int, vendor: str, labels: Mapping[str, str], capacity: Mapping[str, str]) -> int:
+def _count(error: MakeError, vendor: str, labels: Mapping[str, str], capacity: Mapping[str, str]) -> int:
     """Physical devices: the label's count; the capacity of a node that shares devices counts them several times."""
     text = labels.get(f"{vendor}/gpu.count") or capacity.get(f"{vendor}/gpu", "0")
     if not re.fullmatch(r"\d{1,4}", text):
-        raise source.error(f"{vendor}: {show(text)} is no number of devices", line)
+        raise error(f"{vendor}: {show(text)} is no number of devices")
     if text == "0" and f"{vendor}/gpu.product" in labels:
-        raise source.error(f"{vendor}: a product is named but no count and no capacity", line)
+        raise error(f"{vendor}: a product is named but no count and no capacity")
     return int(text)
 
 
-def _vendor_cards(source: SourceText, line: int, vendor_and_count: tuple[str, int], labels: Mapping[str, str]) -> Cards:
+def _vendor_cards(error: MakeError, vendor_and_count: tuple[str, int], labels: Mapping[str, str]) -> Cards:
     vendor, count = vendor_and_count
     product = labels.get(f"{vendor}/gpu.product") or labels.get(f"{vendor}/gpu.product-name")
     if product is None and vendor == "amd.com":
@@ -119,21 +162,21 @@ def _vendor_cards(source: SourceText, line: int, vendor_and_count: tuple[str, in
     memory = labels.get(f"{vendor}/gpu.memory", "")
     vram = labels.get(f"{vendor}/gpu.vram", "")
     if memory and not re.fullmatch(r"\d{1,9}", memory):
-        raise source.error(f"{vendor}/gpu.memory: {show(memory)} is no number of MiB", line)
+        raise error(f"{vendor}/gpu.memory: {show(memory)} is no number of MiB")
     return Cards(
         count=count,
         product=product.removesuffix("-SHARED") if product else None,
         usable_memory_bytes=int(memory) * MIB if memory and memory != "0" else None,
-        stated_memory_bytes=_memory(source, line, vram) if vram else None,
+        stated_memory_bytes=_memory(error, vram) if vram else None,
     )
 
 
-def _memory(source: SourceText, line: int, text: str) -> float:
+def _memory(error: MakeError, text: str) -> float:
     """Return a Kubernetes quantity: `1056270148Ki`, `192G`, bytes."""
     try:
         return parse_quantity(f"{text}B" if re.fullmatch(r"[\d.]+[kKMGTP]?i?", text) else text, "bytes")
-    except HetplanError as error:
-        raise source.error(str(error), line) from None
+    except HetplanError as wrong:
+        raise error(str(wrong)) from None
 
 
 def read_labels(source: SourceText, keys: LabelKeys = DEFAULT_KEYS) -> Facts:
@@ -176,7 +219,7 @@ def _labelled(source: SourceText, node: tuple[str | None, int, dict[str, str]], 
     return NodeSheet(
         source=source.name,
         nodes=(host,) if host else (),
-        cards=_cards(source, line, labels, {}),
+        cards=_cards(lambda message: source.error(message, line), labels, {}),
         site=_first(labels, keys.site),
         domain=_first(labels, keys.domain),
     )

@@ -104,9 +104,11 @@ def _require_symmetry(source: SourceText, names: tuple[str, ...], rows: Mapping[
                 )
 
 
-def wiring(matrix: LinkMatrix, family: FabricFamily, num_links: Callable[[str], int]) -> Wiring:
-    """Return how the accelerators are joined; `num_links` counts the fast links of a word."""
+def wiring(matrix: LinkMatrix, family: FabricFamily, num_links: Callable[[str], int]) -> Wiring | None:
+    """Return how the accelerators are joined, None of a single one; `num_links` counts the fast links of a word."""
     gpus = matrix.gpus
+    if len(gpus) < 2:
+        return None
     counts = {a: {b: num_links(matrix.words[a][b]) for b in gpus if b != a} for a in gpus}
     linked = [(a, b) for i, a in enumerate(gpus) for b in gpus[i + 1 :] if counts[a][b]]
     if not linked:

@@ -109,6 +109,8 @@ def overlay(first: NodeSheet, second: NodeSheet, catalog: Catalog) -> NodeSheet:
             merged[key] = _same_cards(first, second, catalog)
         elif key == "nics":
             merged[key] = _same_nics(one, other)
+        elif key == "wiring" and (one.family, one.is_full) == (other.family, other.is_full):
+            merged[key] = one
         elif key in ("group", "unusable", "host_memory_bytes", "cores"):
             merged[key] = one  # partitions overlap; memory and cores differ by what each tool leaves to the system
         else:
