@@ -29,10 +29,10 @@ def exports(values: Mapping[str, str]) -> str:
 
 
 def array(name: str, words: Sequence[str]) -> str:
-    """Return a bash array, an option and its value on one line; words are shell words already."""
+    """Return a bash array, an option and its values on one line; words are shell words already."""
     lines: list[str] = []
     for word in words:
-        if lines and not word.startswith("--") and lines[-1].startswith("--") and " " not in lines[-1]:
+        if lines and not word.startswith("--") and lines[-1].startswith("--"):
             lines[-1] += f" {word}"
         else:
             lines.append(word)
