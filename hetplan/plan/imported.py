@@ -129,13 +129,19 @@ def imported_grid(settings: LayoutSettings, num_layers: int, groups: tuple[str, 
         ep=settings.ep,
         dp=settings.dp,
         vpp=vpp,
-        micro_batch=settings.micro_batch or 1,
+        micro_batch=_micro_batch(settings),
         recompute=settings.recompute,
         sharding=settings.sharding,
         schedule=schedule if vpp == 1 or schedule != "1f1b" else None,
         layers_per_stage=counts,
         groups=groups,
     )
+
+
+def _micro_batch(settings: LayoutSettings) -> int:
+    if settings.micro_batch is None:
+        raise UsageError(f"{settings.source}: the micro batch size is missing")
+    return settings.micro_batch
 
 
 def uneven_layout(settings: LayoutSettings, prices: Prices, groups: Sequence[str]) -> Layout:
@@ -154,11 +160,16 @@ def uneven_layout(settings: LayoutSettings, prices: Prices, groups: Sequence[str
 
 
 def _of_meshes(settings: LayoutSettings, prices: Prices, groups: Sequence[str]) -> Layout:
-    """Microbatches go through the whole pipeline, so a mesh of less dp takes more samples a rank at a time."""
+    """The micro batch is that of a rank of the first mesh; the same samples go through all meshes, whatever their dp."""
     meshes = parse_meshes(settings.meshes)
     if settings.stage_layers is None:
         raise UsageError(f"{settings.source}: hetero_pipeline_layer_split is missing")
-    size = (settings.micro_batch or 1) * max(mesh.dp for mesh in meshes)
+    if settings.micro_batch is None:
+        raise UsageError(f"{settings.source}: micro_batch_size is missing")
+    size = settings.micro_batch * meshes[0].dp
+    odd = [mesh.dp for mesh in meshes if size % mesh.dp]
+    if odd:
+        raise UsageError(f"{settings.source}: {size} samples of the first mesh cannot be divided by dp {odd[0]}")
     batch = prices.workload.global_batch
     if batch % size:
         raise UsageError(f"a global batch of {batch} is no multiple of micro batch x dp = {size}")

@@ -21,6 +21,9 @@ from hetplan.specs.importers.slurm_nodes import read_partition_table, read_scont
 from hetplan.specs.importers.slurm_topology import read_topology_conf, read_topology_yaml
 from hetplan.units import hint, show
 
+SIGN_WITHIN = 200_000
+"""Characters in which a file must show what it is."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
@@ -77,7 +80,8 @@ def read_facts(source: SourceText, name: str | None = None, keys: LabelKeys | No
         UsageError: there is no format of that name.
     """
     if name is None:
-        name = next((key for key, one in CLUSTER_FORMATS.items() if one.sign.search(source.text)), None)
+        start = source.text[:SIGN_WITHIN]
+        name = next((key for key, one in CLUSTER_FORMATS.items() if one.sign.search(start)), None)
         if name is None:
             known = ", ".join(one.what for one in CLUSTER_FORMATS.values())
             raise source.error(f"this is none of the kinds of file that describe nodes: {known}")
