@@ -1,5 +1,6 @@
 """Random instances for the pattern search, and random valid plans of its patterns: what bounds are held against."""
 
+import math
 import random
 from dataclasses import replace
 from itertools import groupby
@@ -103,14 +104,14 @@ def random_shares(dice: random.Random, parts, copies):
 
 
 def priced(prices, limits, layout):
-    """Yield the estimates of a layout in both ways to place it, where it is valid."""
+    """Yield the estimates of a layout in both ways to place it, where it is valid and its gradients can meet."""
     for order in ("stages", "pipelines"):
         try:
             placed = place(layout, prices.cluster, order)
         except UsageError:
             return
-        if not check(placed, prices, limits):
-            yield placed, estimate(placed, prices)
+        if not check(placed, prices, limits) and math.isfinite((found := estimate(placed, prices)).step_s):
+            yield placed, found
 
 
 def random_layout(dice: random.Random, problem, tables, patterns, row, copies):
