@@ -47,12 +47,13 @@ def _named(facts: Facts, name: str) -> Facts:
 
 
 def _accelerators() -> tuple[list[Facts], list[str]]:
-    from hetplan.specs.importers.nvidia_smi import read_query, read_topo
+    from hetplan.specs.importers.nvidia_smi import read_nvlink_status, read_query, read_topo
     from hetplan.specs.importers.rocm import read_showtopo
 
     tools: tuple[tuple[list[str], Callable[[SourceText], Facts]], ...] = (
         (["nvidia-smi", f"--query-gpu={QUERY}", "--format=csv"], read_query),
         (["nvidia-smi", "topo", "-m"], read_topo),
+        (["nvidia-smi", "nvlink", "--status"], read_nvlink_status),
         (["rocm-smi", "--showtopo"], read_showtopo),
     )
     found: list[Facts] = []

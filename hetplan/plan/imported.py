@@ -160,7 +160,7 @@ def uneven_layout(settings: LayoutSettings, prices: Prices, groups: Sequence[str
 
 
 def _of_meshes(settings: LayoutSettings, prices: Prices, groups: Sequence[str]) -> Layout:
-    """The micro batch is that of a rank of the first mesh; the same samples go through all meshes, whatever their dp."""
+    """The micro batch is that of a rank of the first mesh; the same samples go through all meshes."""
     meshes = parse_meshes(settings.meshes)
     if settings.stage_layers is None:
         raise UsageError(f"{settings.source}: hetero_pipeline_layer_split is missing")

@@ -115,6 +115,22 @@ def test_described_nodes_are_told_apart_by_name():
     assert [group.nodes for group in found] == [("a", "b")]
 
 
+def test_a_table_of_labels_has_a_node_a_row():
+    row = "{}   Ready   <none>   9d   v1.30.0   nvidia.com/gpu.count=2,nvidia.com/gpu.product=NVIDIA-L4,zone=z\n"
+    table = "NAME  STATUS  ROLES  AGE  VERSION  LABELS\n" + row.format("a-1") + row.format("a-2")
+    (group,) = draft(table + "c-1   Ready   <none>   9d   v1.30.0   zone=z\n").groups
+    assert (group.nodes, group.cards.count) == (("a-1", "a-2"), 2)
+
+
+def test_kubernetes_lists_as_yaml():
+    text = "apiVersion: v1\nkind: List\nitems:\n- kind: Node\n  metadata:\n    name: l-1\n    labels:\n"
+    text += "".join(f'      {key}: "{value}"\n' for key, value in L40S.items())
+    (group,) = draft(text).groups
+    assert (group.nodes, group.cards.count, group.sheet.site) == (("l-1",), 8, "z1")
+    with pytest.raises(SpecError, match=r"file:6:1: node 'l-1': nvidia.com: 'eight' is no number of devices"):
+        facts(text.replace('"8"', '"eight"'))
+
+
 def test_a_tree_joins_its_nodes_and_blocks_stay_a_question():
     assert draft(TREE).groups[0].nodes[:2] == ("srv1101", "srv1102")
     assert draft(TREE).fabrics[0] >= {"srv1101", "srv1204"}

@@ -4,11 +4,12 @@ import json
 import stat
 
 import pytest
-from import_samples import FULL_QUERY, LABELS, PARTITIONS, QUERY, SCONTROL, SYSFS, TOPO_FUSED, TOPO_NICS
+from import_samples import FULL_QUERY, LABELS, NVLINK_STATUS, PARTITIONS, QUERY, SCONTROL, SYSFS, TOPO_FUSED, TOPO_NICS
 from test_import_layouts import CLUSTER, FLAGSCALE, HEXISCALE
 from test_import_links import P4DE
 
 from hetplan.catalog.load import load_calibration, load_cluster, load_model
+from hetplan.cli.here import QUERY as QUERY_KEYS
 from hetplan.cli.main import run
 from hetplan.plan.read_plan import read_plan
 from hetplan.specs.model import model_params
@@ -167,9 +168,10 @@ def test_this_machine_without_accelerators(hetplan, tmp_path, monkeypatch):
 def test_this_machine_with_accelerators(hetplan, tmp_path, monkeypatch):
     tools = tmp_path / "bin"
     tools.mkdir()
-    (tools / "query").write_text(QUERY)
-    (tools / "topo").write_text(TOPO_NICS)
-    tool(tools, "nvidia-smi", f'if [ "$1" = topo ]; then exec /bin/cat {tools}/topo; fi; exec /bin/cat {tools}/query')
+    underlined = TOPO_NICS.replace("\tGPU0\tGPU1", "\t\x1b[4mGPU0\tGPU1", 1).replace("NUMA ID\n", "NUMA ID\x1b[0m\n")
+    for name, text in (("topo", underlined), ("nvlink", NVLINK_STATUS), (f"--query-gpu={QUERY_KEYS}", QUERY)):
+        (tools / name).write_text(text)
+    tool(tools, "nvidia-smi", f'exec /bin/cat "{tools}/$1"')
     tool(tools, "rocm-smi", "echo no driver >&2; exit 1")
     monkeypatch.setenv("PATH", str(tools))
     code, _, err = hetplan("here", "-o", "here.yaml")
@@ -177,3 +179,8 @@ def test_this_machine_with_accelerators(hetplan, tmp_path, monkeypatch):
     assert "rocm-smi --showtopo failed: no driver" in err
     (group,) = load_cluster(tmp_path / "here.yaml")[0].groups
     assert (group.device.name, group.devices_per_node, len(group.nodes)) == ("A100-SXM4-80GB", 2, 1)
+    assert group.device.link_bandwidth_bytes_per_s == 300e9
+
+
+def test_files_kept_from_a_terminal_are_read_without_its_colours(hetplan):
+    assert hetplan("cluster", "t.txt", t=TOPO_NICS.replace("GPU0", "\x1b[4mGPU0\x1b[0m", 1))[0] == 0

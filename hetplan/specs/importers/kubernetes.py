@@ -24,6 +24,8 @@ MIB = 2.0**20
 VENDORS = ("nvidia.com", "amd.com")
 DOMAIN_KEYS = ("nvidia.com/gpu.clique", "network.topology.nvidia.com/accelerator")
 _LABEL = re.compile(r"\s*(?:Labels:\s+)?\"?([a-z0-9.-]+/[\w.-]+)\"?\s*(?:=|:\s)\s*\"?([^\"\s,]*(?: [^\",]*)?)\"?,?\s*")
+_HEADER = re.compile(r"NAME\s.*\sLABELS\s*")
+_ROW = re.compile(r"(\S+)\s+\S.*\s\S+=")
 _NAME = re.compile(r"Name:\s+(\S+)")
 
 
@@ -182,16 +184,20 @@ def _memory(error: MakeError, text: str) -> float:
 def read_labels(source: SourceText, keys: LabelKeys = DEFAULT_KEYS) -> Facts:
     """Return the nodes of label text: `key=value` or `key: "value"` lines, with or without prose around them.
 
-    `Name:` lines (as `kubectl describe node` prints) separate nodes; without one the labels are those of one node.
+    `Name:` lines (as `kubectl describe node` prints) or rows under a header that ends in LABELS (`kubectl get nodes
+    --show-labels`) tell nodes apart; without them the labels are those of one node.
 
     Raises:
         SpecError: a label is given twice with unlike values, or none is of an accelerator.
     """
     nodes: list[tuple[str | None, int, dict[str, str]]] = [(None, 1, {})]
+    is_table = False
     for line, text in enumerate(source.lines, 1):
-        if name := _NAME.match(text):
+        name = _ROW.match(text) if is_table else _NAME.match(text)
+        if name is not None:
             nodes.append((name[1], line, {}))
-        for part in _label_parts(text):
+        is_table = is_table or _HEADER.fullmatch(text) is not None
+        for part in _label_parts(text.split()[-1] if is_table and name else text):
             match = _LABEL.fullmatch(part)
             if match is None:
                 continue
