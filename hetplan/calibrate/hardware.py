@@ -152,7 +152,7 @@ def nics_of(text: str, per_node: int) -> tuple[int, float | None]:
     rate = min(rates)
     if re.search(r"per GPU|per device", text):
         return per_node, rate
-    counted = re.match(r"\s*(\d+)\s*x\s*(?!p\d|g\d)", text)
+    counted = re.match(r"\s*(\d+)\s*x(?!\s*[pg]\d)", text)
     if counted:
         return int(counted.group(1)), rate
     if re.search(r"Gb/s\s+(per )?node", text):
