@@ -55,26 +55,26 @@ def agree(instance, objective, slack=1.0):
     assert answer.bound <= min(values) * (1 + 1e-9)
 
 
-@many(200)
+@many(150)
 @given(instance=tiny.instances())
 def test_fastest_layout_is_that_of_trying_every_one(instance):
     agree(instance, "time")
 
 
-@many(200)
+@many(150)
 @given(instance=tiny.busy_instances())
 def test_fastest_set_of_replicas_is_that_of_trying_every_one(instance):
     agree(instance, "time")
 
 
 @pytest.mark.parametrize("objective", ["cost", "energy"])
-@many(100)
+@many(80)
 @given(instance=st.one_of(tiny.instances(), tiny.busy_instances()))
 def test_cheapest_layout_is_that_of_trying_every_one(objective, instance):
     agree(instance, objective)
 
 
-@many(100)
+@many(80)
 @given(instance=st.one_of(tiny.instances(), tiny.busy_instances()), slack=st.sampled_from([1.0, 1.2, 2.0, 10.0]))
 def test_cheapest_layout_within_a_time_is_that_of_trying_every_one(instance, slack):
     agree(instance, "cost-within-time", slack)
