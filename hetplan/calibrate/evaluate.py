@@ -51,14 +51,14 @@ class Constants:
         return self.memory.get(setup.run.stack, self.memory_everywhere)
 
 
-def learn(data: Dataset, predictions: Predictions | None = None) -> Constants:
-    """Return constants fitted on a table."""
+def learn(data: Dataset, predictions: Predictions | None = None, *, particular: bool = True) -> Constants:
+    """Return constants fitted on a table; not `particular`: step times by device only, not by stack."""
     by_stack: dict[str, list[int]] = {}
     for index, peak in enumerate(data.peaks):
         by_stack.setdefault(peak.setup.run.stack, []).append(index)
     everywhere = fit_memory(data.peaks, START)
     return Constants(
-        stacks=fit_stacks(data.times, predictions),
+        stacks=fit_stacks(data.times, predictions, particular=particular),
         memory={
             stack: fit_memory([data.peaks[i] for i in places], everywhere) for stack, places in sorted(by_stack.items())
         },
@@ -104,6 +104,17 @@ def cross_validate(data: Dataset, count: int = 5) -> list[Judged]:
     for held in folds(data, count):
         constants = learn(data.only(data.configurations - held), predictions)
         judged.extend(judge(data.only(held), constants))
+    return judged
+
+
+def leave_out(data: Dataset) -> list[Judged]:
+    """Return predictions for the step times of each stack from constants fitted on all others."""
+    predictions = Predictions()
+    judged: list[Judged] = []
+    for stack in sorted({row.setup.run.stack for row in data.times}):
+        own = frozenset(row.setup.run.configuration for row in data.times if row.setup.run.stack == stack)
+        constants = learn(data.only(data.configurations - own), predictions, particular=False)
+        judged.extend(entry for entry in judge(data.only(own), constants) if entry.metric == "time")
     return judged
 
 

@@ -50,8 +50,10 @@ class Stacks:
         return self.find(setup)[1].calibration(setup)
 
 
-def fit_stacks(observations: Sequence[Observation], predictions: Predictions | None = None) -> Stacks:
-    """Return constants fitted on `observations`."""
+def fit_stacks(
+    observations: Sequence[Observation], predictions: Predictions | None = None, *, particular: bool = True
+) -> Stacks:
+    """Return constants fitted on `observations`; not `particular`: for devices only, not for each stack."""
     known = predictions or Predictions()
     everywhere = fit(observations, ANY, np.zeros(len(blocks(ANY))), known, ROUGH)
     by_device: dict[Devices, Fitted] = {}
@@ -60,7 +62,7 @@ def fit_stacks(observations: Sequence[Observation], predictions: Predictions | N
     for devices in sorted({row.setup.devices for row in observations}):
         of_device = [row for row in observations if row.setup.devices == devices]
         by_device[devices] = fit(of_device, devices, spread_out(everywhere.offsets, len(devices)), known, ROUGH)
-        for name in sorted({row.setup.run.stack for row in of_device}):
+        for name in sorted({row.setup.run.stack for row in of_device}) if particular else ():
             rows = [row for row in of_device if row.setup.run.stack == name]
             own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known)
             releases = sorted({row.setup.run.release for row in rows})

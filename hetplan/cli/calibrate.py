@@ -28,8 +28,11 @@ def calibrate(
         str | None, typer.Option("--stack", metavar="NAME", help="The system to fit, where the table holds several.")
     ] = None,
     network: Annotated[
-        str, typer.Option("--network", metavar="NAME", help="What your cluster file calls the network between nodes.")
-    ] = "ib",
+        str,
+        typer.Option(
+            "--network", metavar="NAME", help="What your cluster file calls the network between nodes; *: any."
+        ),
+    ] = "*",
     as_json: JsonFlag = False,
 ) -> None:
     """Fit the cost model's constants to observed step times and peaks.

@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+ANY_NETWORK = "*"
+"""Names the constants of every network that has none of its own."""
 Origin = Literal["measured", "fitted", "datasheet", "assumed"]
 
 
@@ -91,5 +93,5 @@ class Calibration:
         return self.devices.get(name, DeviceConstants())
 
     def network(self, name: str) -> NetworkConstants:
-        """Return the constants of a network."""
-        return self.networks.get(name, NetworkConstants())
+        """Return the constants of a network: its own, else those of any network (`*`)."""
+        return self.networks.get(name, self.networks.get(ANY_NETWORK, NetworkConstants()))

@@ -10,7 +10,8 @@ overlap: {gradients: 0.8, gathers: true, tp_fraction: 0.0}
 relative_error: 0.08
 provenance: {software: torch 2.8}
 ```
-Every key is optional; what is missing keeps its assumed default.
+Every key is optional; what is missing keeps its assumed default. A network called `"*"` stands for every network that
+is not named.
 """
 
 from __future__ import annotations

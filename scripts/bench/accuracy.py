@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from hetplan.calibrate.dataset import Dataset, dataset_of
-from hetplan.calibrate.evaluate import Judged, cross_validate, judge, learn
+from hetplan.calibrate.evaluate import Judged, cross_validate, judge, learn, leave_out
 from hetplan.calibrate.runs import read_runs
 from hetplan.calibrate.score import Score, score
 
@@ -60,13 +60,7 @@ def _chosen(path: Path, strata: str | None) -> list[Any]:
 def _judged(data: Dataset, options: argparse.Namespace) -> list[Judged]:
     if options.calibration_set is not None:
         return judge(data, learn(dataset_of(read_runs(options.calibration_set))))
-    if not options.leave_out:
-        return cross_validate(data)
-    judged = []
-    for stack in sorted({row.setup.run.stack for row in data.times}):
-        own = frozenset(row.setup.run.configuration for row in data.times if row.setup.run.stack == stack)
-        judged.extend(judge(data.only(own), learn(data.only(data.configurations - own))))
-    return judged
+    return leave_out(data) if options.leave_out else cross_validate(data)
 
 
 def report(data: Dataset, judged: list[Judged]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """How many stage options a second the cost model prices, for a chain of 96 equal decoder layers, embedding and head.
 
-    python scripts/bench/costs.py
+python scripts/bench/costs.py
 """
 
 from __future__ import annotations
