@@ -25,9 +25,10 @@ from hetplan.specs.read_calibration import calibration_from_text
 from hetplan.specs.read_cluster import cluster_from_text
 from hetplan.specs.read_model import model_from_text
 from hetplan.specs.read_workload import WorkloadFields, workload_fields_from_text
-from hetplan.units import show
+from hetplan.units import hint, show
 
 _MODELS = Path(__file__).parent / "models"
+_CALIBRATIONS = Path(__file__).parent / "calibrations"
 _FILE_ENDINGS = (".yaml", ".yml", ".json")
 
 
@@ -92,13 +93,30 @@ def load_workload_file(path: str | Path) -> WorkloadFields:
 
 
 def load_calibration(path: str | Path) -> tuple[Calibration, Source]:
-    """Return the calibration a file holds.
+    """Return the calibration a file holds, or one that ships with hetplan, by name.
 
     Raises:
         SpecError: the file cannot be read or is no valid calibration.
+        UsageError: none of this name ships with hetplan.
     """
-    data, text = _read(Path(path))
+    file = Path(path)
+    if not _is_path(str(path)) and not file.is_file():
+        file = _calibration_file(str(path))
+    data, text = _read(file)
     return calibration_from_text(text, str(path)), _source(str(path), data)
+
+
+def calibration_names() -> tuple[str, ...]:
+    """Return the names of all calibrations that ship with hetplan, sorted."""
+    return tuple(sorted(path.name.removesuffix(".yaml") for path in _CALIBRATIONS.glob("*.yaml")))
+
+
+def _calibration_file(name: str) -> Path:
+    """The file of a calibration that ships with hetplan."""
+    known = calibration_names()
+    if name.strip().casefold() not in known:
+        raise UsageError(f"there is no file {show(name)}, and no calibration of that name ships{hint(name, known)}")
+    return _CALIBRATIONS / f"{name.strip().casefold()}.yaml"
 
 
 def _catalog_model(name: str) -> tuple[Model, Source]:

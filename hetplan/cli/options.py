@@ -45,7 +45,7 @@ NoSequenceParallel = Annotated[
     bool, typer.Option("--no-sequence-parallel", help="Do not split norms and residuals over the tp group.")
 ]
 CalibrationFile = Annotated[
-    Path | None, typer.Option("--calibration", metavar="FILE", help="Measured or fitted constants.")
+    Path | None, typer.Option("--calibration", metavar="FILE", help="Measured or fitted constants; a file or a name.")
 ]
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no remarks on stderr.")]
