@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.costs.links import Link, crossing_bytes_per_s, inside_link, link_between, pcie_link
 from hetplan.costs.records import Holders
@@ -65,7 +65,8 @@ class _Part:
 
 
 def sync_ring(cluster: Cluster, holders: Sequence[Holders], calibration: Calibration, *, expert: bool) -> SyncRing:
-    """Return the ring of all `holders`."""
+    """Return the ring of all `holders`; those of one group and tp count together, in however many rows they stand."""
+    holders = _together(holders)
     num_ranks = sum(holder.num_ranks for holder in holders)
     if num_ranks <= 1:
         return SyncRing(num_ranks=1, pass_latency_s=0.0, tree_latency_s=0.0, s_per_byte=0.0)
@@ -90,6 +91,24 @@ def sync_ring(cluster: Cluster, holders: Sequence[Holders], calibration: Calibra
         s_per_byte=s_per_byte,
         shared_lines=tuple(dict.fromkeys(link.network for link in links if link.shared)),
     )
+
+
+def _together(holders: Sequence[Holders]) -> list[Holders]:
+    found: dict[tuple[str, int], Holders] = {}
+    for holder in holders:
+        key = (holder.group, holder.tp)
+        before = found.get(key)
+        found[key] = (
+            holder
+            if before is None
+            else replace(
+                before,
+                num_ranks=before.num_ranks + holder.num_ranks,
+                ranks_per_node=max(before.ranks_per_node, holder.ranks_per_node),
+                rings_per_node=max(before.rings_per_node, holder.rings_per_node),
+            )
+        )
+    return list(found.values())
 
 
 def _per_domain(holder: Holders, group: Group) -> int:

@@ -12,7 +12,7 @@ Suffixes of arrays: `_d` one entry a usable device of a group, `_cd` copies x de
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import Literal
@@ -263,6 +263,8 @@ class NodeShare:
 
     Stages of other rows that hold the same layers are in the same rings; the row with most rings counts.
     """
+    ranks_n: tuple[tuple[int, int], ...] = field(default=(), compare=False)
+    """(node, data-parallel ranks of one tp slice there) of every node the stage is on."""
 
 
 def node_shares(layout: Layout, nodes: Mapping[tuple[int, int], Indices]) -> dict[tuple[int, int], NodeShare]:
@@ -277,6 +279,10 @@ def node_shares(layout: Layout, nodes: Mapping[tuple[int, int], Indices]) -> dic
         (row, q): NodeShare(
             ranks_per_node=max(1, -(-int(count_n.max()) // layout.replicas[row].stages[q].tp)),
             rings_per_node=int(rings_n[count_n > 0].max()),
+            ranks_n=tuple(
+                (int(node), max(1, -(-int(count_n[node]) // layout.replicas[row].stages[q].tp)))
+                for node in np.flatnonzero(count_n)
+            ),
         )
         for (row, q), count_n in counts.items()
     }

@@ -117,6 +117,7 @@ def held_runs(layout: Layout, shares: Mapping[Mesh, NodeShare]) -> tuple[HeldRun
     runs: list[HeldRun] = []
     for first, end in pairwise(cuts):
         holders = []
+        together = _ranks_together(layout, shares, first)
         for row, v in stages_over(layout, first):
             replica = layout.replicas[row]
             stage, share = replica.stages[v], shares[row, v % replica.pp]
@@ -124,13 +125,24 @@ def held_runs(layout: Layout, shares: Mapping[Mesh, NodeShare]) -> tuple[HeldRun
                 Holders(
                     group=stage.group,
                     num_ranks=replica.copies * stage.dp * stage.cp,
-                    ranks_per_node=share.ranks_per_node,
+                    ranks_per_node=together[stage.group, stage.tp],
                     tp=stage.tp,
                     rings_per_node=share.rings_per_node,
                 )
             )
         runs.append(HeldRun(first_layer=first, end_layer=end, holders=tuple(holders)))
     return tuple(runs)
+
+
+def _ranks_together(layout: Layout, shares: Mapping[Mesh, NodeShare], layer: int) -> dict[tuple[str, int], int]:
+    """Return, for each group and tp that hold a layer, the most ranks of one slice on a node, of all rows together."""
+    counts: dict[tuple[str, int], dict[int, int]] = {}
+    for row, v in stages_over(layout, layer):
+        stage = layout.replicas[row].stages[v]
+        ranks_n = counts.setdefault((stage.group, stage.tp), {})
+        for node, ranks in shares[row, v % layout.replicas[row].pp].ranks_n:
+            ranks_n[node] = ranks_n.get(node, 0) + ranks
+    return {key: max(ranks_n.values()) for key, ranks_n in counts.items()}
 
 
 def stages_over(layout: Layout, layer: int) -> list[tuple[int, int]]:

@@ -191,7 +191,7 @@ def busy_instances(draw):
         tp=(1,),
         pp=draw(st.sampled_from([(1,), (2,), (1, 2)])),
         microbatch=(1,),
-        recompute=draw(st.sampled_from([("none",), ("full",)])),
+        recompute=draw(st.sampled_from([("none",), ("full",), ("none", "full")])),
         sharding=draw(st.sampled_from(SHARDINGS)),
         schedules=draw(st.sampled_from(SCHEDULES)),
     )
