@@ -64,6 +64,10 @@ def search(
     micro_batch: Annotated[
         str | None, typer.Option("--micro-batch", metavar="LIST", help="Only these microbatch sizes.")
     ] = None,
+    schedule: Annotated[
+        str | None,
+        typer.Option("--schedule", metavar="LIST", help="Of 1f1b, gpipe, interleaved, zero-bubble.  [default: 1f1b]"),
+    ] = None,
     recompute: Annotated[
         str | None, typer.Option("--recompute", metavar="LIST", help="Of none, selective, full.")
     ] = None,
@@ -117,6 +121,7 @@ def search(
         ep=ep,
         micro_batch=micro_batch,
         recompute=recompute,
+        schedule=schedule,
         sharding=sharding,
         pin=pin,
         exclude=tuple(exclude or ()),

@@ -27,6 +27,7 @@ class LimitWords:
     ep: str | None = None
     micro_batch: str | None = None
     recompute: str | None = None
+    schedule: str | None = None
     sharding: str | None = None
     pin: str | None = None
     exclude: tuple[str, ...] = ()
@@ -41,6 +42,7 @@ def limits_from(words: LimitWords, cluster: Cluster, model: Model) -> Limits:
         UsageError: a word is unknown, or the words leave nothing.
     """
     from hetplan.plan.limits import ENGINES
+    from hetplan.plan.records import SCHEDULES
 
     engine = ENGINES[one_of(words.engine, "--engine", tuple(ENGINES))]
     given: dict[str, Any] = {
@@ -49,6 +51,7 @@ def limits_from(words: LimitWords, cluster: Cluster, model: Model) -> Limits:
         "cp": parse_counts(words.cp, "--cp"),
         "ep": parse_counts(words.ep, "--ep"),
         "microbatch": parse_counts(words.micro_batch, "--micro-batch"),
+        "schedules": parse_words(words.schedule, "--schedule", SCHEDULES),
         "recompute": _allowed(parse_words(words.recompute, "--recompute", RECOMPUTES), engine.recompute, words),
         "sharding": _allowed(parse_words(words.sharding, "--sharding", SHARDINGS), engine.sharding, words),
         "pinned_layers": _pinned(words, model),

@@ -15,6 +15,7 @@ from hetplan.plan.records import Layout
 from hetplan.search.exhaustive_price import ORDERS, Priced, objective_value
 from hetplan.search.problem import Problem
 from hetplan.search.records import Candidate, Progress, SearchRequest
+from hetplan.search.variants import variants
 
 KEPT = 64
 
@@ -76,7 +77,13 @@ class Book:
         if layout in self._seen:
             return self._seen[layout]
         self.keep_time()
-        found = [priced for order in ORDERS for priced in self._price(layout, order)]
+        schedules = self.request.limits.schedules
+        found = [
+            priced
+            for variant in variants(layout, schedules)
+            for order in ORDERS
+            for priced in self._price(variant, order)
+        ]
         value = min((priced.value for priced in found), default=math.inf)
         self._seen[layout] = value
         for priced in found:

@@ -14,7 +14,6 @@ from itertools import product
 
 import numpy as np
 
-from hetplan.plan.records import ScheduleName
 from hetplan.search.after import Ending
 from hetplan.search.book import Book
 from hetplan.search.bound import BoundSearch, Pool, device_seconds_s
@@ -52,7 +51,6 @@ class PatternSearch:
     def __init__(self, problem: Problem, book: Book) -> None:
         self.problem = problem
         self.book = book
-        self.schedule: ScheduleName = problem.limits.schedules[0]
         self._tables: dict[tuple[int, Sharding, int, int], Tables | None] = {}
         self._patterns: dict[tuple[int, Sharding, int], Patterns] = {}
         self.sizes = self._useful_sizes()

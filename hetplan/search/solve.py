@@ -109,10 +109,12 @@ def _explore_patterns(book: Book) -> tuple[str, float]:
     sizes = ", ".join(str(size) for size in patterned.sizes)
     space = (
         f"{patterned.num_shapes} replica shapes with their balanced cuts (at most {MAX_BLOCKS} groups, one run of "
-        f"equal stages each; microbatches of {sizes}; {limits.schedules[0]})"
+        f"equal stages each; microbatches of {sizes}; {', '.join(limits.schedules)})"
     )
     one_shape = f"plans of one shape out of {space}"
     book.floor = value_floor(problem, book.request, patterned.bound_tables())
+    if set(limits.schedules) != {"1f1b"}:
+        return one_shape, book.floor
     if book.best is None or limits.max_shapes == 1 or book.request.objective != "time":
         return one_shape, max(shapes_bound, book.floor)
     mixes_s = min(shapes_bound, patterned.prove_mixes())
