@@ -15,6 +15,7 @@ from itertools import pairwise
 import numpy as np
 
 from hetplan.costs.records import Floats
+from hetplan.plan.limits import Limits
 from hetplan.plan.records import Replica, ScheduleName, Stage
 from hetplan.plan.timing import Durations, pipeline_finish
 from hetplan.search.after import Ending
@@ -209,7 +210,7 @@ def _fit(
     places = []
     decoders = [layer.kind == "decoder" for layer in problem.prices.model.chain]
     for s, (m, (first, end)) in enumerate(zip(meshes, pairwise([0, *ends]), strict=True)):
-        if end <= first or sum(decoders[first:end]) < problem.limits.min_decoder_layers:
+        if end <= first or not _allowed(problem.limits, s, sum(decoders[first:end])):
             return None
         held = min(num_microbatches, len(meshes) - s)
         taken = tables.fixed_mrll[m, :, first, end] + held * tables.flight_mrll[m, :, first, end]
@@ -220,6 +221,13 @@ def _fit(
             return None
         places.append((m, (first, end), mode))
     return places
+
+
+def _allowed(limits: Limits, stage: int, decoders: int) -> bool:
+    """Return whether a stage may hold so many decoder layers."""
+    if limits.pinned_layers is not None and limits.pinned_layers[stage] != decoders:
+        return False
+    return decoders >= limits.min_decoder_layers
 
 
 def refitted(problem: Problem, tables: Tables, column: Column, num_microbatches: int) -> Column:

@@ -20,7 +20,9 @@ from hetplan.search.patterns import Ints, Patterns
 from hetplan.search.problem import Problem, Tables
 
 STEPS = 12
-"""Bisection steps: tau is found to about 1e-4 of what a cut of whole layers adds."""
+"""Bisection steps: tau is mostly found to 1e-4."""
+MOST_STEPS, WELL_KNOWN = 20, 1 + 1e-3
+"""Some more where stages differ so much that tau is not yet known that well."""
 FIRST_GUESSES = (1.3, 1.08)
 """Where the first steps look, in units of the lower bound: most cuts come close to it."""
 
@@ -62,8 +64,12 @@ def best_cuts(problem: Problem, tables: Tables, patterns: Patterns, held: int, l
     fits, ends, modes, tau_hi = walk.fill(np.full(len(patterns), np.inf) if limit_s is None else limit_s)
     rate = np.where(patterns.count > 0, patterns.count / patterns.unit_s, 0.0).sum(axis=1)
     tau_lo = np.minimum(tables.weight_l.sum() / rate * (1 - 1e-12), tau_hi)
-    for step in range(STEPS):
-        middle = (tau_lo + tau_hi) / 2 if step > 1 else np.minimum((tau_lo + tau_hi) / 2, tau_lo * FIRST_GUESSES[step])
+    for step in range(MOST_STEPS):
+        if step >= STEPS and not np.any(fits & (tau_hi > tau_lo * WELL_KNOWN)):
+            break
+        middle = np.where(tau_hi > 2 * tau_lo, np.sqrt(tau_lo * tau_hi), (tau_lo + tau_hi) / 2)
+        if step < len(FIRST_GUESSES):
+            middle = np.minimum(middle, tau_lo * FIRST_GUESSES[step])
         middle = np.where(fits, middle, np.inf)
         better, new_ends, new_modes, busiest = walk.fill(middle)
         better &= fits & (busiest < tau_hi)
@@ -158,7 +164,7 @@ class _Walk:
         return end, mode, np.where(found, seconds[np.arange(len(rows)), mode], np.inf)
 
     def _allowed_end(self, rows: Ints, s: int, at: Ints, reach: Ints) -> Ints:
-        """Return the furthest end within reach that leaves later stages a layer each and keeps the limits, or `at`."""
+        """Return the furthest end within reach that leaves later stages what they need and keeps the limits, or `at`."""
         later = self.stages[rows] - 1 - s
         end = np.minimum(reach, self.num_layers - later)
         if self.pinned is not None:
@@ -166,7 +172,9 @@ class _Walk:
             last = np.searchsorted(self.decoders, target, side="right") - 1
             end = np.where(later > 0, np.minimum(end, last), end)
             end = np.where(self.decoders[np.maximum(end, 0)] == target, end, at)
-        elif self.fewest:
+        if self.fewest:
+            left = np.searchsorted(self.decoders, self.decoders[-1] - later * self.fewest, side="right") - 1
+            end = np.minimum(end, left)
             end = np.where(self.decoders[np.maximum(end, 0)] - self.decoders[at] >= self.fewest, end, at)
         end = np.where((later > 0) | (end == self.num_layers), end, at)
         return np.asarray(np.maximum(end, at))

@@ -159,7 +159,9 @@ def _fill(
     ends: list[int] = []
     first = 0
     for s, meshes in enumerate(at):
-        last = problem.num_layers - (len(at) - 1 - s)
+        later = len(at) - 1 - s
+        needed = held_before[-1] - later * limits.min_decoder_layers
+        last = min(problem.num_layers - later, int(np.searchsorted(held_before, needed, side="right")) - 1)
         candidates = range(last, first, -1) if s < len(at) - 1 else (problem.num_layers,)
         held = min(count, len(at) - s)
         for end in candidates:
