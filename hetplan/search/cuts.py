@@ -164,7 +164,7 @@ class _Walk:
         return end, mode, np.where(found, seconds[np.arange(len(rows)), mode], np.inf)
 
     def _allowed_end(self, rows: Ints, s: int, at: Ints, reach: Ints) -> Ints:
-        """Return the furthest end within reach that leaves later stages what they need and keeps the limits, or `at`."""
+        """Return the furthest end within reach that leaves later stages enough and keeps the limits, or `at`."""
         later = self.stages[rows] - 1 - s
         end = np.minimum(reach, self.num_layers - later)
         if self.pinned is not None:
