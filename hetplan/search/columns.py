@@ -24,6 +24,9 @@ from hetplan.search.patterns import Patterns
 from hetplan.search.problem import Mesh, Problem, Tables
 from hetplan.specs.workload import Recompute, Sharding
 
+EXACT_PASSES = 4000
+"""Stages times microbatches of a pipeline up to which its critical path is followed to the end."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ColumnStage:
@@ -49,14 +52,18 @@ class Column:
     """What follows each stage's last backward pass, as far as the class of plans tells."""
 
     def step_s(self, num_microbatches: int) -> float:
-        """Return when the last stage is done with what follows its last backward pass."""
-        num = len(self.stages)
-        steady = 3 * num + 8
-        if num_microbatches <= steady + num:
+        """Return when the last stage is done with what follows its last backward pass.
+
+        Exact for pipelines of up to `EXACT_PASSES` forward passes; longer ones go on at the mean pace of the second
+        half of so many, which is mostly within 0.05 % of the exact path.
+        """
+        known = max(EXACT_PASSES // len(self.stages), 3 * len(self.stages))
+        if num_microbatches <= known:
             return self._done_s(num_microbatches)
-        # In its steady state a pipeline repeats itself every `num` microbatches.
-        late, early = self._done_s(steady), self._done_s(steady - num)
-        return late + (num_microbatches - steady) * (late - early) / num
+        half = known // 2
+        late, early = self._done_s(known), self._done_s(half)
+        ahead = late + (num_microbatches - known) * (late - early) / (known - half)
+        return max(ahead, self.least_s(num_microbatches))
 
     def _done_s(self, num_microbatches: int) -> float:
         ends = _rank_ends_s(self.schedule, len(self.stages), num_microbatches, self.durations)
@@ -76,7 +83,7 @@ class Column:
         return least
 
     def most_microbatches(self, limit_s: float) -> int:
-        """Return about the most microbatches with which the column is done within `limit_s` (0: none)."""
+        """Return the most microbatches with which the column is done within `limit_s` (0: none)."""
         low, high = 0, 1
         while self.least_s(high) <= limit_s:
             low, high = high, 2 * high
@@ -85,8 +92,11 @@ class Column:
             low, high = (middle, high) if self.least_s(middle) <= limit_s else (low, middle)
         busiest = max(f + b for f, b in zip(self.durations.forward_s, self.durations.backward_s, strict=True))
         while low > 0 and (over := self.step_s(low) - limit_s) > 0:
-            low -= max(1, math.ceil(over / busiest * (1 - 1e-9)))
-        return max(low, 0)
+            low, high = max(0, low - max(1, math.ceil(over / busiest * (1 - 1e-9)))), low
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (middle, high) if self.step_s(middle) <= limit_s else (low, middle)
+        return low
 
     def replica(self, num_microbatches: int, copies: int) -> Replica:
         """Return the row of a layout it makes."""
