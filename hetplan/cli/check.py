@@ -2,114 +2,200 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetplan.cli.options import JsonFlag
-from hetplan.errors import CheckFailedError
+from hetplan.errors import CheckFailedError, HetplanError, SpecError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from hetplan.cli.inputs import SavedPlan
+    from hetplan.costs.prices import Prices
+    from hetplan.plan.drift import Finding, Outcome, Tolerances
+    from hetplan.report.checks import Located, Rival, Verdict
 
-    from hetplan.plan.records import Estimate
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Tolerances:
-    """Relative drift of a prediction that is still no failure."""
-
-    time: float
-    memory: float
+MOST_PRICES = 8
+"""Cost models kept for the next plan; plans of one job share one."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """What a check found in one plan."""
+@dataclass(slots=True, kw_only=True)
+class Checker:  # mutable: remembers cost models and what could not be read
+    """Checks plan after plan against the same facts."""
 
-    path: str
-    problems: tuple[str, ...]
-    saved_step_s: float
-    step_s: float | None
-    """As priced now; None where the layout cannot be priced."""
+    tolerances: Tolerances
+    cluster: str | None
+    calibration: Path | None
+    effort: float | None
+    """Effort of a search for a better plan; None: none is made."""
+    margin: float
+    """Fraction by which a better plan may be better."""
+    unreadable: list[HetplanError] = field(default_factory=list)
+    _prices: dict[tuple[object, ...], Prices] = field(default_factory=dict)
 
-    @property
-    def document(self) -> dict[str, Any]:
-        """The same for JSON."""
-        return {
-            "path": self.path,
-            "ok": not self.problems,
-            "problems": list(self.problems),
-            "saved_step_s": self.saved_step_s,
-            "step_s": self.step_s,
-        }
+    def verdict(self, path: str) -> Verdict:
+        """Return what is found in one plan; a file that cannot be read is a finding too."""
+        from hetplan.cli.inputs import load_plan
+        from hetplan.plan.drift import review
+        from hetplan.report.checks import Verdict
+
+        try:
+            saved = load_plan(path, cluster=self.cluster, calibration=self.calibration)
+            prices = self._prices_of(saved)
+            outcome = review(saved.plan, prices, saved.limits, saved.changed, self.tolerances)
+        except HetplanError as error:
+            self.unreadable.append(error)
+            return Verdict(path=path, findings=(_unreadable(path, error),))
+        found, notes, rival = list(outcome.findings), list[str](), None
+        if self.effort is not None:
+            rival, better, notes = self._search(saved, prices, outcome, self.effort)
+            found += better
+        return Verdict(
+            path=path,
+            findings=_located(path, found),
+            saved=saved.plan.estimate,
+            now=outcome.estimate,
+            rival=rival,
+            notes=tuple(notes),
+        )
+
+    def _prices_of(self, saved: SavedPlan) -> Prices:
+        job = saved.job
+        sources = (job.cluster_input, job.model_input, job.calibration_input)
+        key = (*(source.sha256 if source else None for source in sources), job.workload)
+        if key not in self._prices:
+            if len(self._prices) >= MOST_PRICES:
+                del self._prices[next(iter(self._prices))]
+            self._prices[key] = job.prices
+        return self._prices[key]
+
+    def _search(
+        self, saved: SavedPlan, prices: Prices, outcome: Outcome, effort: float
+    ) -> tuple[Rival | None, list[Finding], list[str]]:
+        """Return the best plan a new search finds, what that says of the saved one, and remarks."""
+        from hetplan.plan.drift import Finding
+        from hetplan.report.checks import Rival
+        from hetplan.report.estimates import objective_value
+        from hetplan.report.searches import layout_words
+        from hetplan.report.tables import percent
+        from hetplan.search.again import request_of, value_of
+        from hetplan.search.solve import search
+
+        if outcome.estimate is None or any(finding.aspect == "rules" for finding in outcome.findings):
+            return None, [], ["not compared with a new search: the plan breaks a rule"]
+        request = request_of(saved.plan, saved.limits, effort)
+        value = value_of(outcome.estimate, request)
+        if value is None:
+            return None, [], [f"not compared with a new search: it has no {request.objective}"]
+        try:
+            best = search(prices, request).best
+        except HetplanError as error:
+            return None, [], [f"a new search finds no plan: {error}"]
+        rival = Rival(
+            objective=request.objective,
+            saved_value=value,
+            best_value=min(value, value_of(best.estimate, request) or value),
+            estimate=best.estimate,
+            layout_words=layout_words(best.layout),
+        )
+        if rival.gain <= self.margin:
+            return rival, [], [f"still within {percent(self.margin)} of the best plan a new search finds"]
+        words = f"a better plan is known: {objective_value(rival.best_value, rival.objective)} a step"
+        words += f", {percent(rival.gain)} less than this plan: {rival.layout_words}"
+        return rival, [Finding(aspect="search", message=words, keys=("proof",))], []
 
 
 def check(
     plans: Annotated[list[str], typer.Argument(metavar="PLAN...", help="Saved plans.", show_default=False)],
+    cluster: Annotated[
+        str | None, typer.Option("--cluster", metavar="FILE", help="Check against this cluster instead.")
+    ] = None,
+    calibration: Annotated[
+        Path | None, typer.Option("--calibration", metavar="FILE", help="Check against these constants instead.")
+    ] = None,
     time_tolerance: Annotated[
         float, typer.Option("--time-tolerance", metavar="X", min=0.0, help="Relative drift of the step time allowed.")
     ] = 0.01,
     memory_tolerance: Annotated[
         float, typer.Option("--memory-tolerance", metavar="X", min=0.0, help="Relative drift of peak memory allowed.")
     ] = 0.01,
+    search: Annotated[
+        bool, typer.Option("--search", help="Search again: fail when a plan is better by more than --margin.")
+    ] = False,
+    margin: Annotated[
+        float, typer.Option("--margin", metavar="X", min=0.0, help="How much better a new plan may be.")
+    ] = 0.01,
+    effort: Annotated[float, typer.Option("--effort", metavar="X", min=0.0, help="Effort of --search.")] = 10.0,
+    junit: Annotated[
+        Path | None, typer.Option("--junit", metavar="FILE", help="Write the verdicts as JUnit XML.")
+    ] = None,
+    annotations: Annotated[
+        bool, typer.Option("--annotations", help="Also print GitHub annotations at lines of the plans.")
+    ] = False,
     as_json: JsonFlag = False,
 ) -> None:
     """Check that saved plans keep every rule and their promises."""
-    from hetplan.cli.output import show, show_json
+    from hetplan.cli.output import require_writable, show, show_json, write_whole
+    from hetplan.plan.drift import Tolerances
+    from hetplan.report.checks import annotations_text, checks_document, checks_text, junit_text
 
-    tolerances = Tolerances(time=time_tolerance, memory=memory_tolerance)
-    verdicts = [_verdict(path, tolerances) for path in plans]
-    if as_json:
-        show_json({"plans": [verdict.document for verdict in verdicts]})
-    else:
-        show("\n".join(_verdict_text(verdict) for verdict in verdicts))
-    failed = [verdict.path for verdict in verdicts if verdict.problems]
-    if failed:
-        raise CheckFailedError(f"{len(failed)} of {len(plans)} plans failed: {', '.join(failed)}")
-
-
-def _verdict_text(verdict: Verdict) -> str:
-    from hetplan.report.tables import bullets
-    from hetplan.units import format_seconds
-
-    word = "FAILED" if verdict.problems else "ok"
-    headline = f"{verdict.path}: {word}, step time {format_seconds(verdict.saved_step_s)}"
-    return f"{headline}\n{bullets(verdict.problems)}".rstrip()
-
-
-def _verdict(path: str, tolerances: Tolerances) -> Verdict:
-    from hetplan.cli.inputs import load_plan
-    from hetplan.plan.check import check as broken_rules
-    from hetplan.plan.estimate import estimate
-
-    saved = load_plan(path)
-    plan, job = saved.plan, saved.job
-    prices = job.prices
-    violations = broken_rules(plan.layout, prices, saved.limits)
-    problems = [f"{name} has changed since the plan was made" for name in saved.changed]
-    problems += [str(violation) for violation in violations]
-    now = None if any(violation.unpriceable for violation in violations) else estimate(plan.layout, prices)
-    if now is not None and not violations:
-        problems += _drift(plan.estimate, now, tolerances)
-    return Verdict(
-        path=path,
-        problems=tuple(problems),
-        saved_step_s=plan.estimate.step_s,
-        step_s=now.step_s if now is not None else None,
+    if as_json and annotations:
+        raise UsageError("--json and --annotations both go to stdout: ask for one of them")
+    require_writable(junit)
+    checker = Checker(
+        tolerances=Tolerances(time=time_tolerance, memory=memory_tolerance),
+        cluster=cluster,
+        calibration=calibration,
+        effort=effort if search else None,
+        margin=margin,
     )
+    verdicts = [checker.verdict(path) for path in plans]
+    if junit is not None:
+        write_whole(junit, junit_text(verdicts))
+    marks = annotations_text(verdicts) if annotations else ""
+    if as_json and len(checker.unreadable) < len(verdicts):
+        show_json(checks_document(verdicts))
+    elif not as_json and (text := "\n\n".join(part for part in (checks_text(verdicts), marks) if part)):
+        show(text)
+    _fail(checker, verdicts)
 
 
-def _drift(saved: Estimate, now: Estimate, tolerances: Tolerances) -> Iterator[str]:
-    """Yield what is no longer as predicted."""
-    from hetplan.report.layouts import shape_name
-    from hetplan.units import format_bytes, format_seconds
+def _fail(checker: Checker, verdicts: list[Verdict]) -> None:
+    """End with the error of the first plan that could not be read, else with the plans that failed, if any."""
+    if checker.unreadable:
+        first = checker.unreadable[0]
+        if len(checker.unreadable) == 1:
+            raise first
+        raise UsageError(f"{first} (and {len(checker.unreadable) - 1} more plans cannot be read)")
+    failed = [verdict.path for verdict in verdicts if not verdict.is_true]
+    if failed:
+        raise CheckFailedError(f"{len(failed)} of {len(verdicts)} plans failed: {', '.join(failed)}")
 
-    if abs(now.step_s - saved.step_s) > tolerances.time * saved.step_s:
-        yield f"step time was {format_seconds(saved.step_s)}, is now {format_seconds(now.step_s)}"
-    for before, after in zip(saved.stages, now.stages, strict=True):
-        old, new = before.memory.total_bytes, after.memory.total_bytes
-        if abs(new - old) > tolerances.memory * old:
-            where = f"replica {shape_name(after.replica)} stage {after.stage}"
-            yield f"peak memory of {where} was {format_bytes(old)}, is now {format_bytes(new)}"
+
+def _unreadable(path: str, error: HetplanError) -> Located:
+    from hetplan.plan.drift import Finding
+    from hetplan.report.checks import Located
+
+    finding = Finding(aspect="file", message=str(error))
+    place = error.location if isinstance(error, SpecError) else None
+    if place is None:
+        return Located(finding=finding, file=path)
+    return Located(finding=finding, file=place.file, line=place.line, column=place.column)
+
+
+def _located(path: str, found: list[Finding]) -> tuple[Located, ...]:
+    """Return findings with the lines of the plan's file they speak of."""
+    from hetplan.plan.drift import line_of
+    from hetplan.report.checks import Located
+    from hetplan.specs.nodes import nodes_from_bytes, read_bytes
+
+    if not found:
+        return ()
+    root = nodes_from_bytes(read_bytes(Path(path)), path)
+    places = [line_of(root, finding.keys) for finding in found]
+    return tuple(
+        Located(finding=finding, file=path, line=line, column=column)
+        for finding, (line, column) in zip(found, places, strict=True)
+    )

@@ -161,8 +161,8 @@ class SavedPlan:
         )
 
 
-def load_plan(path: str) -> SavedPlan:
-    """Return a saved plan.
+def load_plan(path: str, *, cluster: str | None = None, calibration: Path | None = None) -> SavedPlan:
+    """Return a saved plan; a cluster or calibration given here takes the place of the plan's own.
 
     Raises:
         SpecError: the plan, or a file it names, cannot be read.
@@ -171,13 +171,13 @@ def load_plan(path: str) -> SavedPlan:
     from hetplan.specs.read_workload import WorkloadFields, make_workload
 
     plan = read_plan(Path(path))
-    calibration = Path(found(plan.calibration.name, path)) if plan.calibration else None
+    constants = calibration or (Path(found(plan.calibration.name, path)) if plan.calibration else None)
     words = WorkloadWords(seq_len=1, global_batch=1)
-    job = load_job(found(plan.cluster.name, path), found(plan.model.name, path), words, calibration)
-    inputs = zip(
-        (plan.cluster, plan.model, plan.calibration),
-        (job.cluster_input, job.model_input, job.calibration_input),
-        strict=True,
+    job = load_job(cluster or found(plan.cluster.name, path), found(plan.model.name, path), words, constants)
+    inputs = (
+        (None if cluster else plan.cluster, job.cluster_input),
+        (plan.model, job.model_input),
+        (None if calibration else plan.calibration, job.calibration_input),
     )
     return SavedPlan(
         plan=plan,

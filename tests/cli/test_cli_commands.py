@@ -173,7 +173,8 @@ def test_check_goes_through_all_plans(hetplan: Hetplan, searched: Answer, tmp_pa
     (tmp_path / "bad.yaml").write_text((tmp_path / "plan.yaml").read_text().replace("microbatch: ", "microbatch: 7"))
     answer = hetplan("check", "bad.yaml", "plan.yaml")
     assert answer.code == 4
-    assert "plan.yaml: ok" in answer.out
+    assert re.search(r"^plan.yaml +ok ", answer.out, re.MULTILINE)
+    assert re.search(r"^bad.yaml +FAILED ", answer.out, re.MULTILINE)
     assert "1 of 2 plans failed: bad.yaml" in answer.err
 
 
