@@ -10,7 +10,21 @@ from typing import Annotated
 import typer
 
 import hetplan
-from hetplan.cli import calibrate, catalog, check, emit, env, estimate, explain, fit, import_, search, simulate, size
+from hetplan.cli import (
+    calibrate,
+    catalog,
+    check,
+    emit,
+    env,
+    estimate,
+    explain,
+    fit,
+    import_,
+    report,
+    search,
+    simulate,
+    size,
+)
 from hetplan.cli.output import complain, remark, show
 from hetplan.errors import HetplanError
 
@@ -34,6 +48,7 @@ for command in (
     explain.explain,
     check.check,
     simulate.simulate,
+    report.report,
     emit.emit,
     size.size,
     fit.fit,
