@@ -1,0 +1,214 @@
+"""What sets two plans apart: settings, layers, devices, and what each costs by part.
+
+Rows (replica shapes) are compared in the order plans list them, largest share of the devices first. A layer has
+moved where its *place* in the row (stage, group, degrees, recompute) is another; neighbours that moved alike are one
+entry. Devices are compared as sets over the whole plan, so replicas that swapped places count as no change.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from itertools import groupby, zip_longest
+
+from hetplan.plan.records import Estimate, Input, Layout, Plan, Replica, Stage, StageEstimate
+from hetplan.plan.rules import row_place
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Change:
+    """One value that is another; None: there is none on that side."""
+
+    what: str
+    before: str | None
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedLayers:
+    """Neighbouring layers of one row that have another place."""
+
+    row: int
+    first_layer: int
+    end_layer: int
+    before: str | None
+    """`stage 1 (v100 tp2)`; None: the row does not exist."""
+    after: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MovedDevices:
+    """Devices of one group that only one of the plans uses, as half-open ranges."""
+
+    group: str
+    only_before: tuple[tuple[int, int], ...]
+    only_after: tuple[tuple[int, int], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CostChange:
+    """One number of the estimates; None where one of them does not have it."""
+
+    name: str
+    before: float | None
+    after: float | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """Everything that sets plan `after` apart from plan `before`."""
+
+    inputs: tuple[Change, ...]
+    """Cluster, model, calibration and workload: what the costs are under."""
+    settings: tuple[Change, ...]
+    layers: tuple[MovedLayers, ...]
+    devices: tuple[MovedDevices, ...]
+    totals: tuple[CostChange, ...]
+    parts: tuple[CostChange, ...]
+    memory: tuple[CostChange, ...]
+    """Peak bytes by stage: `A0`, `A1` .."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the plans train alike: the same layout of the same job."""
+        return not (self.inputs or self.settings or self.layers or self.devices)
+
+
+def difference(before: Plan, after: Plan) -> Difference:
+    """Return what sets two plans apart, at the costs they were saved with."""
+    return Difference(
+        inputs=tuple(_input_changes(before, after)),
+        settings=tuple(_setting_changes(before.layout, after.layout)),
+        layers=tuple(_moved_layers(before.layout, after.layout)),
+        devices=tuple(_moved_devices(before.layout, after.layout)),
+        totals=tuple(_totals(before.estimate, after.estimate)),
+        parts=tuple(
+            CostChange(
+                name=part.name,
+                before=getattr(before.estimate.parts, part.name),
+                after=getattr(after.estimate.parts, part.name),
+            )
+            for part in fields(before.estimate.parts)
+        ),
+        memory=tuple(_memory_changes(before.estimate, after.estimate)),
+    )
+
+
+def _input_changes(before: Plan, after: Plan) -> Iterator[Change]:
+    for name in ("cluster", "model", "calibration"):
+        old, new = getattr(before, name), getattr(after, name)
+        if _digest(old) != _digest(new):
+            same_name = old is not None and new is not None and old.name == new.name
+            yield Change(what=name, before=_source(old, short=same_name), after=_source(new, short=same_name))
+    for key in dict.fromkeys((*before.workload, *after.workload)):
+        yield from _changed(key, before.workload.get(key), after.workload.get(key))
+
+
+def _digest(source: Input | None) -> str | None:
+    return source.sha256 if source is not None else None
+
+
+def _source(source: Input | None, *, short: bool) -> str | None:
+    if source is None:
+        return None
+    return f"{source.name} ({source.sha256[:8]})" if short else source.name
+
+
+def _changed(what: str, old: object, new: object) -> Iterator[Change]:
+    if old != new:
+        yield Change(what=what, before=None if old is None else str(old), after=None if new is None else str(new))
+
+
+def _setting_changes(before: Layout, after: Layout) -> Iterator[Change]:
+    yield from _changed("schedule", before.schedule, after.schedule)
+    yield from _changed("sharding", before.sharding, after.sharding)
+    yield from _changed("devices in use", before.num_devices, after.num_devices)
+    yield from _changed("replica shapes", len(before.replicas), len(after.replicas))
+    for row, (old, new) in enumerate(zip_longest(before.replicas, after.replicas)):
+        for name in ("copies", "pp", "vpp", "microbatch", "num_microbatches"):
+            yield from _changed(f"{row_place(row)} {name}", _value(old, name), _value(new, name))
+        for name in ("tp", "dp", "cp", "ep", "recompute"):
+            yield from _changed(f"{row_place(row)} {name}", _of_stages(old, name), _of_stages(new, name))
+
+
+def _value(replica: Replica | None, name: str) -> object:
+    return getattr(replica, name) if replica is not None else None
+
+
+def _of_stages(replica: Replica | None, name: str) -> str | None:
+    """Return a value of every stage, once where all agree: `2` or `8, 4, 4`."""
+    if replica is None:
+        return None
+    values = [str(getattr(stage, name)) for stage in replica.stages[: replica.pp]]
+    return values[0] if len(set(values)) == 1 else ", ".join(values)
+
+
+def _moved_layers(before: Layout, after: Layout) -> Iterator[MovedLayers]:
+    for row, (old, new) in enumerate(zip_longest(before.replicas, after.replicas)):
+        old_l, new_l = _places(old), _places(new)
+        places = list(zip_longest(old_l, new_l))
+        first = 0
+        for (was, now), run in groupby(places):
+            end = first + len(list(run))
+            if was != now:
+                yield MovedLayers(row=row, first_layer=first, end_layer=end, before=was, after=now)
+            first = end
+
+
+def _places(replica: Replica | None) -> list[str]:
+    """Return the place of each layer of the chain."""
+    if replica is None:
+        return []
+    return [
+        place_words(v % replica.pp, stage) for v, stage in enumerate(replica.stages) for _ in range(stage.num_layers)
+    ]
+
+
+def place_words(index: int, stage: Stage) -> str:
+    """Return a stage in words: `stage 1 (v100 tp2)`."""
+    degrees = "".join(f" {name}{getattr(stage, name)}" for name in ("tp", "dp", "cp", "ep") if getattr(stage, name) > 1)
+    recompute = "" if stage.recompute == "none" else f", {stage.recompute} recompute"
+    return f"stage {index} ({stage.group}{degrees}{recompute})"
+
+
+def _moved_devices(before: Layout, after: Layout) -> Iterator[MovedDevices]:
+    old, new = _devices(before), _devices(after)
+    for group in dict.fromkeys((*old, *new)):
+        was, now = old.get(group, set()), new.get(group, set())
+        if was != now:
+            yield MovedDevices(group=group, only_before=_ranges(was - now), only_after=_ranges(now - was))
+
+
+def _devices(layout: Layout) -> dict[str, set[int]]:
+    used: dict[str, set[int]] = {}
+    for replica in layout.replicas:
+        for stage in replica.stages:
+            for first, end in stage.devices:
+                used.setdefault(stage.group, set()).update(range(first, end))
+    return used
+
+
+def _ranges(indices: set[int]) -> tuple[tuple[int, int], ...]:
+    ranges: list[tuple[int, int]] = []
+    for index in sorted(indices):
+        if ranges and ranges[-1][1] == index:
+            ranges[-1] = (ranges[-1][0], index + 1)
+        else:
+            ranges.append((index, index + 1))
+    return tuple(ranges)
+
+
+def _totals(before: Estimate, after: Estimate) -> Iterator[CostChange]:
+    for name in ("step_s", "tokens_per_s", "mfu", "usd_per_step", "joules_per_step", "dp_overlapped_s"):
+        yield CostChange(name=name, before=getattr(before, name), after=getattr(after, name))
+
+
+def _memory_changes(before: Estimate, after: Estimate) -> Iterator[CostChange]:
+    old, new = _peaks(before.stages), _peaks(after.stages)
+    for place in sorted({*old, *new}):
+        name = f"{row_place(place[0]).removeprefix('replica ')}{place[1]}"
+        yield CostChange(name=name, before=old.get(place), after=new.get(place))
+
+
+def _peaks(stages: tuple[StageEstimate, ...]) -> dict[tuple[int, int], float]:
+    return {(stage.replica, stage.stage): stage.memory.total_bytes for stage in stages}
