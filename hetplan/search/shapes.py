@@ -50,9 +50,16 @@ MOST_VISITED = 160_000
 """Stages of all shapes visited at the default effort of 10."""
 IMPROVED_STAGES = 24
 NEAR_BEST = 1.01
+FEWEST_PRICES = 32
+VISITS_A_PRICE = 200
+"""One layout may be priced for every so many stages that may be visited."""
+NEXT_COPIES = 4
+"""Numbers of copies below the most that are tried one by one."""
 BIG_S = 1e150
 MOST_DEGREE = 64
 """Sharing states wider than this is not told apart when cuts are made."""
+FEW_DEGREE = 8
+"""States shared by up to so many are told apart one by one: whether a cut fits at all may depend on it."""
 TablesOf = Callable[[int, Sharding, int, int], Tables | None]
 """(microbatch, sharding, ranks that share memory, ranks that exchange weights) -> cost tables."""
 
@@ -162,6 +169,9 @@ class ShapeSearch:
         self.fields = fields
         self.rates_g = objective_rates(book.problem, book.request)
         self.visited = 0
+        self.priced = 0
+        self.passed_over = np.inf
+        """Least value of what was too much to price."""
         self.columns: list[Column] = []
         """Columns that came close to the best."""
 
@@ -184,11 +194,12 @@ class ShapeSearch:
             at += len(sweep)
             self.book.tell()
         left = float(waiting.value[order[at]]) if at < len(order) else np.inf
-        return min(left, self.book.best_value)
+        return min(left, self.passed_over, self.book.best_value)
 
     def _entries(self) -> Entry:
         """Return every pattern with as many copies as the devices allow; where devices cost, with fewer as well."""
-        parts: list[tuple[Ints, Ints, Ints, Floats]] = []
+        nothing = np.zeros(0, dtype=np.int64)
+        parts: list[tuple[Ints, Ints, Ints, Floats]] = [(nothing, nothing, nothing, np.zeros(0))]
         for f, field in enumerate(self.fields):
             for copies in self._copies(field):
                 seconds = least_step_s(self.problem, field, copies, self._slowest_s())
@@ -234,7 +245,7 @@ class ShapeSearch:
         counts = -(-parts // copies)
         held = np.where(counts >= field.patterns.stages[rows], self.problem.num_layers, _held_class(counts))
         limit_s = self._stage_limits_s(field, rows, copies, counts)
-        degree = np.minimum(4 ** np.floor(np.log2(copies) / 2).astype(int), MOST_DEGREE)
+        degree = _shared_by(copies)
         for share, flight in sorted(set(zip(degree.tolist(), held.tolist(), strict=True))):
             tables = tables_of(field.tables.microbatch, field.sharding, share, share)
             if tables is None:
@@ -245,6 +256,8 @@ class ShapeSearch:
             for k, column in zip(some.tolist(), made, strict=True):
                 if column is not None:
                     self._price(finished(self.problem, column, ending), int(copies[k]), tables_of)
+                    for fewer in _fewer_copies(int(copies[k])):
+                        self._price_fewer(column, fewer, tables_of)
 
     def _stage_limits_s(self, field: Field, rows: Ints, copies: Ints, counts: Ints) -> Floats:
         """Return the stage time beyond which no cut of a pattern can be near the best: m tau and the flow bound."""
@@ -268,8 +281,12 @@ class ShapeSearch:
         near_s = self._near_s(column, copies)
         if column.least_s(count) > near_s or column.step_s(count) > near_s:
             return
+        if self.priced >= max(FEWEST_PRICES, self.most_visited // VISITS_A_PRICE):
+            self.passed_over = min(self.passed_over, self._value(column, copies, count))
+            return
+        self.priced += 1
         self.columns.append(column)
-        share = 1 << (copies.bit_length() - 1)
+        share = copies if copies <= FEW_DEGREE else 1 << (copies.bit_length() - 1)
         tables = tables_of(column.microbatch, column.sharding, share, share)
         ending = Ending(self.problem, column.sharding, share)
         better = column
@@ -282,17 +299,50 @@ class ShapeSearch:
         for layout in copies_of(self.problem, better, copies):
             self.book.consider(layout)
 
+    def _price_fewer(self, column: Column, copies: int, tables_of: TablesOf) -> None:
+        """Price fewer copies than there is room for: less to synchronise may outweigh more microbatches."""
+        count = -(-(self.problem.batch // column.microbatch) // copies)
+        if self.rates_g is None and column.least_s(count) < self.book.best_step_s:
+            ending = Ending(self.problem, column.sharding, copies)
+            self._price(finished(self.problem, column, ending), copies, tables_of)
+
     def _near_s(self, column: Column, copies: int) -> float:
         """Return the step time beyond which a column is of no use."""
         if self.rates_g is None:
             return self.book.best_step_s * NEAR_BEST
-        rate = sum(used * rate for used, rate in zip(column.used_g, self.rates_g.tolist(), strict=True) if used)
+        rate, work = self._cost_of(column)
+        return (self.book.best_value - work) / (rate * copies) * NEAR_BEST if rate > 0 else np.inf
+
+    def _value(self, column: Column, copies: int, count: int) -> float:
+        """Return what copies of a column cost at least in the objective."""
+        if self.rates_g is None:
+            return column.step_s(count)
+        rate, work = self._cost_of(column)
+        return column.step_s(count) * rate * copies + work
+
+    def _cost_of(self, column: Column) -> tuple[float, float]:
+        """Return what a second of one copy costs, and what a step's work costs on top."""
+        rates = [] if self.rates_g is None else self.rates_g.tolist()
+        rate = sum(used * rate for used, rate in zip(column.used_g, rates, strict=True) if used)
         work = 0.0
         if self.book.request.objective == "energy":
             times = zip(column.stages, column.durations.forward_s, column.durations.backward_s, strict=True)
             work = sum(self._busy_rate(stage.mesh) * stage.mesh.size * (f + b) for stage, f, b in times)
             work *= self.problem.batch / column.microbatch
-        return (self.book.best_value - work) / (rate * copies) * NEAR_BEST if rate > 0 else np.inf
+        return rate, work
+
+
+def _fewer_copies(copies: int) -> list[int]:
+    """Return some numbers of copies below `copies`: the next few, then halves."""
+    near = range(copies - 1, max(0, copies - 1 - NEXT_COPIES), -1)
+    halves = (copies >> k for k in range(1, copies.bit_length()))
+    return sorted({*near, *halves} - {0}, reverse=True)
+
+
+def _shared_by(copies: Ints) -> Ints:
+    """Return over how many ranks cuts take states to be shared: all copies while few, then a power of four below."""
+    wide = np.minimum(4 ** np.floor(np.log2(np.maximum(copies, 1)) / 2).astype(int), MOST_DEGREE)
+    return np.asarray(np.where(copies <= FEW_DEGREE, copies, np.maximum(wide, FEW_DEGREE)))
 
 
 def _held_class(held: Ints) -> Ints:
