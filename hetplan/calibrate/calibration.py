@@ -139,7 +139,7 @@ def _merged(parts: Sequence[_Part], data: Dataset, network: str) -> Calibration:
     made = [fitted.calibration(rows[0].setup) for rows, fitted in parts]
     devices = {name: constants for calibration in reversed(made) for name, constants in calibration.devices.items()}
     if data.peaks:
-        overhead, reserve = (float(value) for value in fit_memory(data.peaks))
+        overhead, reserve = (float(value) for value in fit_memory(data.peaks, data.outcomes))
         devices = {
             name: replace(constants, memory_overhead_fraction=overhead, reserve_bytes=reserve * GIB)
             for name, constants in devices.items()

@@ -9,20 +9,11 @@ from hashlib import sha256
 
 from hetplan.calibrate.express import Setup, setup_of
 from hetplan.calibrate.fit import Observation
-from hetplan.calibrate.memory import Peak
+from hetplan.calibrate.memory import Outcome, Peak
 from hetplan.calibrate.predict import StageMemory, stage_memories, step_s
 from hetplan.calibrate.runs import Run
 from hetplan.errors import HetplanError, UsageError
 from hetplan.specs.calibration import Calibration
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
-    """Whether a configuration ran."""
-
-    setup: Setup
-    stages: tuple[StageMemory, ...]
-    ran: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +108,8 @@ class _Sorter:
                 raise UsageError("no step time can be read")
             step_s(setup, Calibration())
             self.times.append(Observation(setup=setup, step_s=seconds))
-            self._outcome(run, setup, stage_memories(setup), ran=True)
+            if run.recompute:
+                self._outcome(run, setup, stage_memories(setup), ran=True)
             return
         if run.kind == "feasible":
             self._outcome(run, setup, stage_memories(setup), ran=run.measured_value.strip() not in ("0", "0.0"))

@@ -15,7 +15,7 @@ import numpy as np
 from hetplan.calibrate.dataset import Dataset, folds
 from hetplan.calibrate.express import Setup
 from hetplan.calibrate.fit import Observation, Predictions
-from hetplan.calibrate.memory import START, fit_memory, fits, peak_bytes
+from hetplan.calibrate.memory import fit_memory, fits, peak_bytes
 from hetplan.calibrate.predict import step_s
 from hetplan.calibrate.stacks import Stacks, fit_stacks
 from hetplan.costs.flops import model_flop
@@ -53,14 +53,17 @@ class Constants:
 
 def learn(data: Dataset, predictions: Predictions | None = None, *, particular: bool = True) -> Constants:
     """Return constants fitted on a table; not `particular`: step times by device only, not by stack."""
-    by_stack: dict[str, list[int]] = {}
-    for index, peak in enumerate(data.peaks):
-        by_stack.setdefault(peak.setup.run.stack, []).append(index)
-    everywhere = fit_memory(data.peaks, START)
+    everywhere = fit_memory(data.peaks, data.outcomes)
+    measured = {peak.setup.run.stack for peak in data.peaks} | {row.setup.run.stack for row in data.outcomes}
     return Constants(
         stacks=fit_stacks(data.times, predictions, particular=particular),
         memory={
-            stack: fit_memory([data.peaks[i] for i in places], everywhere) for stack, places in sorted(by_stack.items())
+            stack: fit_memory(
+                [peak for peak in data.peaks if peak.setup.run.stack == stack],
+                [outcome for outcome in data.outcomes if outcome.setup.run.stack == stack],
+                everywhere,
+            )
+            for stack in sorted(measured)
         },
         memory_everywhere=everywhere,
         utilisation=utilisation(data.times),
