@@ -63,7 +63,7 @@ def best_cuts(problem: Problem, tables: Tables, patterns: Patterns, held: int, l
     walk = _Walk(problem, tables, mesh, flight)
     fits, ends, modes, tau_hi = walk.fill(np.full(len(patterns), np.inf) if limit_s is None else limit_s)
     rate = np.where(patterns.count > 0, patterns.count / patterns.unit_s, 0.0).sum(axis=1)
-    tau_lo = np.minimum(tables.weight_l.sum() / rate * (1 - 1e-12), tau_hi)
+    tau_lo = np.minimum(tables.weight_l.sum() / np.maximum(rate, 1e-300) * (1 - 1e-12), tau_hi)
     for step in range(MOST_STEPS):
         if step >= STEPS and not np.any(fits & (tau_hi > tau_lo * WELL_KNOWN)):
             break
