@@ -1,8 +1,8 @@
 """What sets two plans apart: settings, layers, devices, and what each costs by part.
 
 Rows (replica shapes) are compared in the order plans list them, largest share of the devices first. A layer has
-moved where its *place* in the row (stage, group, degrees, recompute) is another; neighbours that moved alike are one
-entry. Devices are compared as sets over the whole plan, so replicas that swapped places count as no change.
+moved where its *place* in the row (stage and group) is another; neighbours that moved alike are one entry; degrees
+are settings. Devices are compared as sets over the whole plan, so replicas that swapped places count as no change.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from itertools import groupby, zip_longest
 
-from hetplan.plan.records import Estimate, Input, Layout, Plan, Replica, Stage, StageEstimate
+from hetplan.plan.records import Estimate, Input, Layout, Plan, Replica, StageEstimate
 from hetplan.plan.rules import row_place
 
 
@@ -32,7 +32,7 @@ class MovedLayers:
     first_layer: int
     end_layer: int
     before: str | None
-    """`stage 1 (v100 tp2)`; None: the row does not exist."""
+    """`stage 1 (v100)`; None: the row does not exist."""
     after: str | None
 
 
@@ -160,15 +160,10 @@ def _places(replica: Replica | None) -> list[str]:
     if replica is None:
         return []
     return [
-        place_words(v % replica.pp, stage) for v, stage in enumerate(replica.stages) for _ in range(stage.num_layers)
+        f"stage {v % replica.pp} ({stage.group})"
+        for v, stage in enumerate(replica.stages)
+        for _ in range(stage.num_layers)
     ]
-
-
-def place_words(index: int, stage: Stage) -> str:
-    """Return a stage in words: `stage 1 (v100 tp2)`."""
-    degrees = "".join(f" {name}{getattr(stage, name)}" for name in ("tp", "dp", "cp", "ep") if getattr(stage, name) > 1)
-    recompute = "" if stage.recompute == "none" else f", {stage.recompute} recompute"
-    return f"stage {index} ({stage.group}{degrees}{recompute})"
 
 
 def _moved_devices(before: Layout, after: Layout) -> Iterator[MovedDevices]:
