@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from hetplan.cli.options import PlanArgument, Quiet
-from hetplan.errors import HetplanError
+from hetplan.errors import EffortError, InfeasibleError
 
 if TYPE_CHECKING:
     from hetplan.cli.inputs import SavedPlan
@@ -93,10 +94,11 @@ def _request(saved: SavedPlan) -> SearchRequest:
 
 
 def _searched(priced: Priced, request: SearchRequest) -> SearchResult | None:
-    """Return what a short search finds beside this plan."""
+    """Return what a short search finds beside this plan, with all that its engine can run."""
+    from hetplan.plan.limits import ENGINES
     from hetplan.search.solve import search
 
     try:
-        return search(priced.prices, request)
-    except HetplanError:
+        return search(priced.prices, replace(request, limits=ENGINES[request.engine]))
+    except (InfeasibleError, EffortError):
         return None

@@ -75,13 +75,13 @@ def report_html(report: Report) -> str:
 def _placed(report: Report, rows: Sequence[StageRow]) -> list[Markup]:
     layout, estimate, setting = report.explained.layout, report.explained.estimate, report.setting
     placed = place(layout, setting.cluster)
-    idle = [f"{count:,} devices of group {name} are idle." for name, count in report.explained.explanation.unused]
+    idle = [f"{count:,} devices of group {name} are idle" for name, count in report.explained.explanation.unused]
     return [
         section(
             "Who holds what",
             layer_strips(placed, setting),
             cluster_map(placed, setting),
-            bullets(idle) if idle else "",
+            tag("p", "; ".join(idle)) if idle else "",
             name="map",
             note="Decoder layers of each stage, first to last, in the colour of its group; below, where each runs.",
         ),

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from hetplan.plan.records import Estimate, Layout, Proof
-from hetplan.report.estimates import PART_WORDS, proof_text
-from hetplan.report.html import Markup, bullets, joined, number, table, tag
+from hetplan.report.estimates import PART_WORDS, objective_value
+from hetplan.report.html import Markup, bullets, joined, number, table, tag, text
 from hetplan.report.html_rows import (
     MOST_ROWS,
     StageRow,
@@ -64,11 +64,15 @@ def _proof(proof: Proof | None) -> Iterator[Markup]:
         yield tag("span", "No proof: the layout was given, or its inputs have changed since the search.")
         return
     yield tag("b", "Proof ")
-    yield tag("span", proof_text(proof))
-    yield tag("span", ", gap ", number("gap", proof.gap, percent(proof.gap)), class_="exact")
-    if proof.objective == "time":
-        bound = number("bound_s", proof.bound, format_seconds(proof.bound))
-        yield tag("span", ", bound ", bound, class_="exact")
+    if proof.bound <= 0:
+        yield tag("span", f"{proof.status}: no bound yet")
+        return
+    bound = objective_value(proof.bound, proof.objective)
+    least = number("bound_s", proof.bound, bound) if proof.objective == "time" else text(bound)
+    yield joined([f"{proof.status}: no plan of the space searched is below ", least])
+    yield joined([" (gap ", number("gap", proof.gap, percent(proof.gap)), ")"])
+    if 0 < proof.floor < proof.bound * (1 - 1e-6):
+        yield text(f"; no mix of shapes below {objective_value(proof.floor, proof.objective)}")
 
 
 def stage_table(rows: Sequence[StageRow], layout: Layout, setting: Setting, step_s: float) -> Markup:
@@ -147,20 +151,18 @@ def advice(found: Explanation) -> Markup:
         return Markup("")
     most = max(max(fraction for _, _, fraction, _ in entries), 0.01)
     rows = [
-        (
-            words,
-            format_seconds(after_s),
-            joined([percent(max(0.0, fraction)), _meter(max(0.0, fraction) / most)]),
-            format_usd(usd) if usd is not None else "",
-        )
+        (words, format_seconds(after_s), _shorter(max(0.0, fraction), most), format_usd(usd) if usd is not None else "")
         for words, after_s, fraction, usd in entries
     ]
-    return table(("change", "step time", "shorter by", "cost a step"), rows, class_="cards wide")
+    headers = ("change", "step time", "shorter by", "cost a step")
+    num_columns = 4 if any(row[3] for row in rows) else 3
+    return table(headers[:num_columns], (row[:num_columns] for row in rows), class_="cards")
 
 
 def _lacks(missing_bytes: float) -> str:
     return f", but a device would lack {missing_bytes / 2**30:.2f} GiB" if missing_bytes > 0 else ""
 
 
-def _meter(share: float) -> Markup:
-    return tag("span", tag("i", style=f"width:{100 * share:.3g}%"), class_="meter")
+def _shorter(fraction: float, most: float) -> Markup:
+    meter = tag("span", tag("i", style=f"width:{100 * fraction / most:.3g}%"), class_="meter")
+    return tag("span", tag("span", percent(fraction) if fraction > 0 else "-", class_="saved"), meter)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 STYLE = """
-:root{--bg:#fff;--fg:#1c2128;--soft:#5b6472;--line:#dfe3e8;--panel:#f6f7f9;--free:#e3e7ec;--bad:#b42318;
+:root{--bg:#fff;--fg:#1c2128;--soft:#5b6472;--line:#dfe3e8;--panel:#f6f7f9;--free:#e3e7ec;--bad:#b42318;--warn:#8a6100;
 --link:#1f5fa8;color-scheme:light dark}
 @media (prefers-color-scheme:dark){:root{--bg:#14171b;--fg:#e4e7eb;--soft:#9aa4b2;--line:#2c323a;--panel:#1b1f25;
---free:#2b3139;--bad:#ff8f85;--link:#7db4f0}}
+--free:#2b3139;--bad:#ff8f85;--warn:#dcb355;--link:#7db4f0}}
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%}
 body{margin:0 auto;max-width:1080px;padding:28px 24px 48px;background:var(--bg);color:var(--fg);
@@ -28,7 +28,7 @@ ul{margin:8px 0;padding-left:18px}
 li{margin:3px 0}
 .note,.legend,footer{color:var(--soft);font-size:13px}
 footer{border-top:1px solid var(--line);margin-top:32px;padding-top:12px}
-.nil{color:var(--soft)}
+.nil{color:var(--soft);font-weight:400}
 .bad{color:var(--bad)}
 .warning{border-left:3px solid var(--bad);padding:2px 14px;margin:16px 0;background:var(--panel)}
 .figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(140px,1fr));gap:1px;margin:18px 0 14px;
@@ -38,7 +38,9 @@ dt{color:var(--soft);font-size:13px}
 dd{margin:0;font-size:22px;line-height:1.3;font-weight:600}
 .exact{color:var(--soft)}
 .sw{display:inline-block;width:10px;height:10px;border-radius:2px;margin-right:6px;background:var(--c)}
+.hollow{background:none;border:2px solid var(--c)}
 .legend{display:flex;flex-wrap:wrap;gap:2px 16px;margin:10px 0 0}
+figure+p,figure+ul{margin-top:14px}
 .g0{--c:#2f6db3}.g1{--c:#b3541e}.g2{--c:#2e7d5b}.g3{--c:#8a4fa3}
 .g4{--c:#8a6d0f}.g5{--c:#b03a5b}.g6{--c:#2b7a8b}.g7{--c:#5f6673}
 .fw{--c:#a9b7c9}.bw{--c:#5a6f8c}.ig{--c:#5a6f8c}.wg{--c:#35445a}
@@ -48,6 +50,7 @@ dd{margin:0;font-size:22px;line-height:1.3;font-weight:600}
 .free{--c:var(--free)}
 svg{display:block;width:100%}
 svg rect,svg path,svg g{fill:var(--c)}
+.lane rect,.lane path{stroke:var(--panel);stroke-width:.5px;vector-effect:non-scaling-stroke}
 .strip{display:flex;gap:2px;height:26px;margin-bottom:14px}
 .strip span{background:var(--c);color:#fff;font-size:12px;line-height:26px;text-align:center;min-width:1px;
 flex-basis:0;overflow:hidden;border-radius:2px}
@@ -60,7 +63,7 @@ flex-basis:0;overflow:hidden;border-radius:2px}
 .devices{display:flex;flex-wrap:wrap;gap:3px;font-size:12px}
 .devices i{width:16px;height:16px;border-radius:3px;background:var(--c);border:1px solid var(--c)}
 .devices .odd{background:color-mix(in srgb,var(--c) 55%,var(--bg))}
-.devices .idle{background:none;border-color:var(--soft)}
+.devices .idle{background:none;border:1px solid var(--soft)}
 .devices .out{background:none;border:1px dashed var(--line)}
 .nets p{display:flex;flex-wrap:wrap;gap:2px 14px;font-size:13px;margin:4px 0}
 .joins{display:flex;flex-wrap:wrap;gap:2px 12px;color:var(--soft)}
@@ -68,6 +71,7 @@ table{width:100%;border-collapse:collapse;font-size:13.5px}
 th{text-align:left;font-weight:500;color:var(--soft);font-size:13px}
 th,td{padding:5px 12px 5px 0;border-bottom:1px solid var(--line);vertical-align:top}
 td:last-child,th:last-child{padding-right:0}
+.saved{display:inline-block;min-width:52px}
 .meter{display:inline-block;width:90px;height:8px;margin-left:8px;background:var(--free);border-radius:2px;
 overflow:hidden;vertical-align:1px}
 .meter i{display:block;height:100%;background:#5a6f8c}
@@ -95,12 +99,13 @@ padding:3px 0;margin:0;border-bottom:1px solid var(--line)}
 details{margin-top:10px}
 summary{cursor:pointer;font-size:14px;font-weight:600}
 details table{margin:8px 0 14px}
-.assumed{color:var(--bad)}
+.assumed{color:var(--warn)}
 @media (max-width:720px){
 body{padding:18px 14px 32px}
 h1{font-size:22px}
 .figures{grid-template-columns:repeat(2,1fr)}
 dd{font-size:19px}
+.figures div:last-child:nth-child(odd){grid-column:span 2}
 .lane-name{flex-basis:52px}
 .cards thead{display:none}
 .cards,.cards tbody,.cards tr,.cards td{display:block}
@@ -113,7 +118,7 @@ dd{font-size:19px}
 .tools span{display:none}
 }
 @media print{
-:root{--bg:#fff;--fg:#000;--soft:#444;--line:#ccc;--panel:#f4f4f4;--free:#e3e7ec;--bad:#900;--link:#000}
+:root{--bg:#fff;--fg:#000;--soft:#444;--line:#ccc;--panel:#f4f4f4;--free:#e3e7ec;--bad:#900;--warn:#444;--link:#000}
 body{max-width:none;padding:0;font-size:11pt;-webkit-print-color-adjust:exact;print-color-adjust:exact}
 .tools,.live>.tools{display:none}
 section{break-inside:auto}

@@ -107,7 +107,7 @@ def time_figure(estimate: Estimate) -> Markup:
     lines = [_time_line(name, seconds, estimate.step_s) for name, seconds in parts]
     hidden = tag(
         "li",
-        swatch("free"),
+        swatch("hollow dp"),
         tag("span", "gradients, hidden behind backward passes"),
         number("dp_overlapped_s", estimate.dp_overlapped_s, format_seconds(estimate.dp_overlapped_s)),
         tag("span"),
