@@ -10,12 +10,16 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli.options import JsonFlag, PlanArgument, Verbose
-from hetplan.errors import UsageError
+from hetplan.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hetplan.cli.inputs import SavedPlan
-    from hetplan.plan.records import Estimate, Layout
+    from hetplan.costs.prices import Prices
+    from hetplan.plan.records import Estimate, Layout, Proof
     from hetplan.report.replans import Replanned
+    from hetplan.search.records import Candidate, SearchRequest
     from hetplan.specs.cluster import Cluster
 
 
@@ -45,6 +49,7 @@ def replan(
     ] = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", metavar="FILE", help="Write the new plan here.")] = None,
     effort: Annotated[float, typer.Option("--effort", metavar="X", min=0.0, help="Effort of the search.")] = 2.0,
+    wide: Annotated[bool, typer.Option("--wide", help="Search all plans, not only those like the old one.")] = False,
     as_json: JsonFlag = False,
     verbose: Verbose = False,
 ) -> None:
@@ -59,7 +64,7 @@ def replan(
     change = _change(plan, tuple(lost or ()), cluster, calibration)
     for name in change.saved.changed:
         remark(f"note: {name} has changed since the plan was made; its new content is used")
-    found = _replanned(change, effort)
+    found = _replanned(change, effort, wide=wide)
     if out is not None:
         write_whole(out, plan_text(found.plan))
     if as_json:
@@ -97,7 +102,7 @@ def _words(given: str) -> tuple[str, ...]:
     return (given,) if ":" in given else expand_hostlist(given)
 
 
-def _replanned(change: _Change, effort: float) -> Replanned:
+def _replanned(change: _Change, effort: float, *, wide: bool) -> Replanned:
     """Return the job's new plan beside its old one.
 
     Raises:
@@ -110,7 +115,7 @@ def _replanned(change: _Change, effort: float) -> Replanned:
     from hetplan.plan.moves import moves
     from hetplan.plan.survivors import carried_over, resized
     from hetplan.report.replans import Replanned
-    from hetplan.search.again import request_of, search_again
+    from hetplan.search.again import request_of
 
     start_s = time.monotonic()
     saved, job = change.saved, change.target.job
@@ -120,7 +125,7 @@ def _replanned(change: _Change, effort: float) -> Replanned:
     prices = price(change.left, job.model, job.workload, job.calibration)
     request = request_of(saved.plan, saved.limits, effort)
     known = [*([carried] if carried is not None else []), *shrunk]
-    best, proof = search_again(prices, request, known)
+    best, proof, space = _found(prices, request, known, old_layout, wide=wide)
     layout = carried_over(best.layout, change.left, job.cluster)
     whole = job.prices
     plan = plan_of(job, layout, estimate(layout, whole), proof)
@@ -134,7 +139,35 @@ def _replanned(change: _Change, effort: float) -> Replanned:
         difference=difference(saved.plan, plan),
         moves=moves((old_layout, old_cluster), (best.layout, change.left), prices),
         search_s=time.monotonic() - start_s,
+        space=space,
     )
+
+
+def _found(
+    prices: Prices, request: SearchRequest, known: Sequence[Layout], old: Layout, *, wide: bool
+) -> tuple[Candidate, Proof, str]:
+    """Return the best plan, its proof and the space that speaks of; where nothing like the old plan fits, of all.
+
+    Raises:
+        InfeasibleError: nothing valid was found.
+    """
+    from hetplan.search.again import near, search_again
+
+    if not wide:
+        try:
+            narrow = near(request, old, prices)
+            return (*search_again(prices, narrow, known), f"plans like the old one ({_space_words(narrow)})")
+        except InfeasibleError:
+            pass
+    return (*search_again(prices, request, known), "all plans of one shape the engine can run")
+
+
+def _space_words(request: SearchRequest) -> str:
+    """Return the degrees a narrowed request allows."""
+    limits = request.limits
+    values = {"tp": limits.tp, "ep": limits.ep, "microbatches of": limits.microbatch}
+    words = [f"{name} {', '.join(map(str, allowed))}" for name, allowed in values.items() if allowed]
+    return "; ".join([*words, f"sharding {limits.sharding[0]}", f"recompute {', '.join(limits.recompute)}"])
 
 
 def _old_plan(change: _Change) -> tuple[Layout | None, Estimate | None, tuple[str, ...]]:

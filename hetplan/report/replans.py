@@ -39,6 +39,8 @@ class Replanned:
     difference: Difference
     moves: Moves
     search_s: float
+    space: str
+    """The plans the search looked at, in words."""
 
 
 def replan_text(found: Replanned, setting: Setting, *, full: bool = False) -> str:
@@ -109,7 +111,7 @@ def _move_row(move: Move) -> tuple[str, ...]:
 
 
 def _notes(found: Replanned) -> list[str]:
-    notes = [f"searched for {format_seconds(found.search_s)}, starting from the old plan"]
+    notes = [f"space searched, starting from the old plan: {found.space}; {format_seconds(found.search_s)}"]
     if found.moves.checkpoint_bytes > 0:
         notes.append("what comes from a checkpoint was held by lost devices alone: the job goes on from its last one")
     slower = found.plan.estimate.step_s / found.saved.step_s - 1.0
@@ -124,6 +126,7 @@ def replan_document(found: Replanned) -> dict[str, Any]:
         **estimate_document(plan.estimate, plan.proof, plan_document(plan)),
         "lost": list(found.lost),
         "search_s": found.search_s,
+        "space": found.space,
         "saved_step_s": found.saved.step_s,
         "old_step_s": found.old.step_s if found.old is not None and not found.old_problems else None,
         "old_problems": list(found.old_problems),

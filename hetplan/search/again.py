@@ -2,7 +2,8 @@
 
 `search_again` prices the given layouts first, so that the search of plans of one shape, which passes over whatever
 cannot beat the best so far, visits little; no mixes are proved and nothing is compared. Its bound is that of plans of
-one shape; its answer is never worse than the best valid layout it was given.
+one shape within the limits asked for; its answer is never worse than the best valid layout it was given. `near`
+narrows a request to plans like one that exists.
 """
 
 from __future__ import annotations
@@ -50,6 +51,45 @@ def request_of(plan: Plan, limits: Limits, effort: float) -> SearchRequest:
     )
 
 
+def near(request: SearchRequest, layout: Layout, prices: Prices) -> SearchRequest:
+    """Return the request narrowed to plans like a layout: its sharding and recompute, degrees at most a factor 2 away.
+
+    Where that leaves nothing of what was allowed, what was allowed stays.
+    """
+    stages = [stage for replica in layout.replicas for stage in replica.stages]
+    limits = request.limits
+    batch = prices.workload.global_batch
+    recompute = {stage.recompute for stage in stages}
+    return replace(
+        request,
+        limits=replace(
+            limits,
+            tp=_within(_neighbours({stage.tp for stage in stages}), limits.tp),
+            cp=tuple(sorted({stage.cp for stage in stages})),
+            ep=_within(_neighbours({stage.ep for stage in stages}), limits.ep),
+            microbatch=_within(
+                [size for size in _neighbours({row.microbatch for row in layout.replicas}) if size <= batch],
+                limits.microbatch,
+            ),
+            recompute=tuple(word for word in limits.recompute if word in recompute) or limits.recompute,
+            sharding=(layout.sharding,) if layout.sharding in limits.sharding else limits.sharding,
+        ),
+    )
+
+
+def _neighbours(values: set[int]) -> list[int]:
+    """Return values with their halves and doubles."""
+    return sorted(
+        {other for value in values for other in (value, value * 2, *([value // 2] if value % 2 == 0 else []))}
+    )
+
+
+def _within(values: Sequence[int], allowed: tuple[int, ...] | None) -> tuple[int, ...] | None:
+    if allowed is None:
+        return tuple(values)
+    return tuple(value for value in values if value in allowed) or allowed
+
+
 def value_of(found: Estimate, request: SearchRequest) -> float | None:
     """Return what a request minimises of an estimate; None where it has no such value."""
     return objective_value(found, replace(request, time_budget_s=None))
@@ -66,8 +106,8 @@ def search_again(prices: Prices, request: SearchRequest, known: Sequence[Layout]
     for layout in known:
         book.consider(layout)
     bound = _explore(problem, book, request) if problem.meshes else 0.0
-    if book.best is None and problem.meshes and (near := fits(problem)) is not None:
-        book.consider(near.layout)
+    if book.best is None and problem.meshes and (least := fits(problem)) is not None:
+        book.consider(least.layout)
     if book.best is None:
         found = diagnose(problem, request)
         raise InfeasibleError(diagnosis_text(found, book.dropped), found)
