@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -114,6 +115,10 @@ def _notes(found: Replanned) -> list[str]:
     notes = [f"space searched, starting from the old plan: {found.space}; {format_seconds(found.search_s)}"]
     if found.moves.checkpoint_bytes > 0:
         notes.append("what comes from a checkpoint was held by lost devices alone: the job goes on from its last one")
+    stay = found.old if not found.old_problems else None
+    gain_s = stay.step_s - found.plan.estimate.step_s if stay is not None else 0.0
+    if gain_s > 0 and finite(found.moves.transfer_s):
+        notes.append(f"against staying, moving pays off after {math.ceil(found.moves.transfer_s / gain_s):,} steps")
     slower = found.plan.estimate.step_s / found.saved.step_s - 1.0
     pace = f"{percent(abs(slower))} {'slower' if slower > 0 else 'faster'} than the old plan as it was saved"
     return [*notes, f"a step is {pace}"]
