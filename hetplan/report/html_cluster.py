@@ -22,6 +22,8 @@ from hetplan.units import format_bits, format_seconds
 MOST_TILES = 24
 """Kinds of node shown of a group."""
 MOST_SHAPES = 24
+MOST_WIDE_SITES = 2
+"""Above this many sites, they stand side by side."""
 MOST_SLOTS = 32
 MOST_LABELLED = 20
 """Stages of a shape whose segments are wide enough for a number."""
@@ -83,7 +85,8 @@ def cluster_map(layout: Layout, setting: Setting) -> Markup:
         )
         for site in sites
     ]
-    return tag("div", *drawn, tag("div", *(_network(net, cluster) for net in cluster.networks), class_="nets"))
+    networks = tag("div", *(_network(net, cluster) for net in cluster.networks), class_="nets")
+    return joined([tag("div", *drawn, class_="sites many" if len(sites) > MOST_WIDE_SITES else "sites"), networks])
 
 
 def _work_of_devices(layout: Layout, cluster: Cluster) -> dict[str, list[_Slot]]:

@@ -81,7 +81,7 @@ def _placed(report: Report, rows: Sequence[StageRow]) -> list[Markup]:
             "Who holds what",
             layer_strips(placed, setting),
             cluster_map(placed, setting),
-            tag("p", "; ".join(idle)) if idle else "",
+            tag("p", "; ".join(idle), class_="note") if idle else "",
             name="map",
             note="Decoder layers of each stage, first to last, in the colour of its group; below, where each runs.",
         ),

@@ -64,10 +64,7 @@ def _proof(proof: Proof | None) -> Iterator[Markup]:
         yield tag("span", "No proof: the layout was given, or its inputs have changed since the search.")
         return
     yield tag("b", "Proof ")
-    if proof.bound <= 0:
-        yield tag("span", f"{proof.status}: no bound yet")
-        return
-    bound = objective_value(proof.bound, proof.objective)
+    bound = objective_value(proof.bound, proof.objective) if proof.bound > 0 else "0 (no bound yet)"
     least = number("bound_s", proof.bound, bound) if proof.objective == "time" else text(bound)
     yield joined([f"{proof.status}: no plan of the space searched is below ", least])
     yield joined([" (gap ", number("gap", proof.gap, percent(proof.gap)), ")"])

@@ -56,6 +56,7 @@ svg rect,svg path,svg g{fill:var(--c)}
 flex-basis:0;overflow:hidden;border-radius:2px}
 .shape p{margin:0 0 4px;font-size:13px}
 .site,.nets{margin-top:16px}
+.many{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,300px),1fr));gap:0 16px}
 .group{border:1px solid var(--line);border-radius:6px;padding:12px 14px;margin-bottom:10px}
 .tiles{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,230px),1fr));gap:14px 20px}
 .tile p{margin:0 0 5px;font-size:13px}
