@@ -15,7 +15,7 @@ from hetplan.report.differences import difference_document
 from hetplan.report.documents import estimate_document, finite
 from hetplan.report.estimates import summary, time_table
 from hetplan.report.layouts import Setting, headline, layout_table
-from hetplan.report.tables import bullets, join_sections, percent, section, table
+from hetplan.report.tables import bullets, join_sections, pairs, percent, section, table
 from hetplan.units import format_bytes, format_seconds
 
 MOST_MOVES = 16
@@ -90,9 +90,14 @@ def moves_text(moves: Moves, *, full: bool = False) -> str:
         rows.append(f"(and {len(moves.moves) - len(shown)} smaller ones, {format_bytes(rest)} in all)")
     lines = [
         table(("layers", "from", "to", "devices", "bytes"), rows),
-        f"between devices {format_bytes(moves.moved_bytes)}, from a checkpoint {format_bytes(moves.checkpoint_bytes)}, "
-        f"stays {format_bytes(moves.kept_bytes)}",
-        _time_text(moves),
+        pairs(
+            [
+                ("between devices", format_bytes(moves.moved_bytes)),
+                ("from a checkpoint", format_bytes(moves.checkpoint_bytes)),
+                ("stays", format_bytes(moves.kept_bytes)),
+                ("time", _time_text(moves)),
+            ]
+        ),
     ]
     return "\n".join(lines)
 
@@ -103,7 +108,7 @@ def _time_text(moves: Moves) -> str:
     if not moves.busiest:
         return "nothing crosses the network"
     minutes = f" ({moves.transfer_s / 60:.1f} min)" if moves.transfer_s >= 60 else ""
-    return f"over the network at least {format_seconds(moves.transfer_s)}{minutes}, slowest: {moves.busiest}"
+    return f"at least {format_seconds(moves.transfer_s)}{minutes} over the network; slowest: {moves.busiest}"
 
 
 def _move_row(move: Move) -> tuple[str, ...]:
