@@ -21,8 +21,8 @@ MOST_PRICES = 8
 """Cost models kept for the next plan; plans of one job share one."""
 
 
-@dataclass(slots=True, kw_only=True)
-class Checker:  # mutable: remembers cost models and what could not be read
+@dataclass(slots=True, kw_only=True)  # mutable: remembers cost models and what could not be read
+class Checker:
     """Checks plan after plan against the same facts."""
 
     tolerances: Tolerances
