@@ -42,6 +42,7 @@ class Rates:
     expert_fraction: float
     expert_overhead_s: float
     exchange_fraction: float
+    exchange_merged: float
     flash: bool
 
 
@@ -88,6 +89,7 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
         expert_fraction=constants.expert_fraction,
         expert_overhead_s=constants.expert_overhead_s,
         exchange_fraction=constants.exchange_fraction,
+        exchange_merged=constants.exchange_merged,
         flash=uses_flash(group, workload),
     )
 
@@ -126,6 +128,7 @@ class Batch:
     expert_fraction_o: Floats
     expert_overhead_s_o: Floats
     exchange_fraction_o: Floats
+    exchange_merged_o: Floats
     tp_rings: Rings
     cp_rings: Rings
     ep_rings: Rings
@@ -187,6 +190,7 @@ class Batches:
             expert_fraction_o=np.array([row.expert_fraction for row in rows]),
             expert_overhead_s_o=np.array([row.expert_overhead_s for row in rows]),
             exchange_fraction_o=np.array([row.exchange_fraction for row in rows]),
+            exchange_merged_o=np.array([row.exchange_merged for row in rows]),
             tp_rings=stack([self._ring("tp", option.group, option.tp, 1) for option in options]),
             cp_rings=stack([self._ring("cp", option.group, option.cp, option.tp) for option in options]),
             ep_rings=stack([self._ring("ep", option.group, option.ep, option.tp) for option in options]),

@@ -37,6 +37,10 @@ class Ring:
     s_per_byte: float
     """Of the slowest link."""
     shared_lines: tuple[str, ...] = ()
+    inner_s_per_byte: float = 0.0
+    outer_s_per_byte: float = 0.0
+    """All-to-alls only: seconds a byte of the buffer adds inside a domain and between domains, side by side."""
+    num_domains: int = 1
 
     @property
     def moved(self) -> float:
@@ -117,6 +121,14 @@ class Rings:
     tree_latency_s_o: Floats
     s_per_byte_o: Floats
     moved_o: Floats
+    inner_s_per_byte_o: Floats
+    outer_s_per_byte_o: Floats
+    num_domains_o: Floats
+
+    def exchange_s(self, num_bytes_o: Floats, outer_share_o: Floats) -> Floats:
+        """Return the seconds of an all-to-all of which only a share of what leaves a domain has to travel."""
+        slower_o = np.maximum(self.inner_s_per_byte_o, self.outer_s_per_byte_o * outer_share_o)
+        return self.pass_latency_s_o + num_bytes_o * slower_o
 
     def reduce_scatter_s(self, num_bytes_o: Floats) -> Floats:
         """Return the seconds of a reduce-scatter or an all-gather."""
@@ -137,6 +149,9 @@ def stack(rings: list[Ring]) -> Rings:
         tree_latency_s_o=np.array([ring.tree_latency_s for ring in rings]),
         s_per_byte_o=np.array([ring.s_per_byte for ring in rings]),
         moved_o=np.array([ring.moved for ring in rings]),
+        inner_s_per_byte_o=np.array([ring.inner_s_per_byte for ring in rings]),
+        outer_s_per_byte_o=np.array([ring.outer_s_per_byte for ring in rings]),
+        num_domains_o=np.array([float(ring.num_domains) for ring in rings]),
     )
 
 
@@ -152,7 +167,8 @@ def exchange_inside(cluster: Cluster, group: Group, calibration: Calibration, *,
     per_domain = max(1, min(num_ranks, domain // stride))
     inside = inside_link(group, per_domain * min(stride, domain), calibration)
     moved = (num_ranks - 1) / num_ranks
-    seconds = (per_domain - 1) / num_ranks / inside.bandwidth_bytes_per_s
+    inner = (per_domain - 1) / num_ranks / inside.bandwidth_bytes_per_s
+    outer = 0.0
     latency_s = inside.latency_s
     shared: tuple[str, ...] = ()
     if per_domain < num_ranks:
@@ -160,13 +176,16 @@ def exchange_inside(cluster: Cluster, group: Group, calibration: Calibration, *,
         if link is None:
             return unreachable(num_ranks)
         rate = crossing_bytes_per_s(link, group, rings=domain, ranks=1)
-        seconds = max(seconds, (num_ranks - per_domain) / num_ranks / rate)
+        outer = (num_ranks - per_domain) / num_ranks / rate
         latency_s += link.latency_s
         shared = (link.network,) if link.shared else ()
     return Ring(
         num_ranks=num_ranks,
         pass_latency_s=latency_s,
         tree_latency_s=latency_s,
-        s_per_byte=seconds / moved,
+        s_per_byte=max(inner, outer) / moved,
         shared_lines=shared,
+        inner_s_per_byte=inner,
+        outer_s_per_byte=outer,
+        num_domains=math.ceil(num_ranks / per_domain),
     )

@@ -116,12 +116,24 @@ def _ring_attention(attention: Attention, layer: Layer, batch: Batch, tokens_o: 
     )
 
 
+def _outer_share_o(experts: Experts, batch: Batch) -> Floats:
+    """Return which part of the copies between nodes travels.
+
+    A token's `k` experts lie on `D (1 - (1 - 1/D) ** k)` of `D` nodes on average; where the exchange sends a token once
+    to each node (as DeepEP does, DeepSeek-AI 2024, arXiv:2412.19437, section 3.2.2), so many copies travel, not `k`.
+    """
+    nodes_o = batch.ep_rings.num_domains_o
+    once_o = nodes_o * (1.0 - (1.0 - 1.0 / nodes_o) ** experts.top_k) / experts.top_k
+    merged_o = batch.exchange_merged_o
+    return 1.0 - merged_o + merged_o * once_o
+
+
 def _experts(experts: Experts, layer: Layer, batch: Batch, tokens_o: Floats) -> Communication:
     """Return the all-to-alls, and gathering routed tokens over the tp group that cuts each expert."""
     element = batch.workload.activation_bytes
     routed_bytes_o = tokens_o * experts.top_k * layer.width * element
     sent_o = routed_bytes_o / batch.tp_o / batch.exchange_fraction_o
-    exchange_o = np.where(batch.ep_o > 1, batch.ep_rings.reduce_scatter_s(sent_o), 0.0)
+    exchange_o = np.where(batch.ep_o > 1, batch.ep_rings.exchange_s(sent_o, _outer_share_o(experts, batch)), 0.0)
     gathered_o = np.where(batch.ep_o > 1, routed_bytes_o, tokens_o * layer.width * element)
     if batch.workload.sequence_parallel:
         tp_o = 2 * batch.tp_rings.reduce_scatter_s(gathered_o)

@@ -33,6 +33,8 @@ def main() -> int:
     judged = _judged(data, options)
     document = report(data, judged)
     if options.json:
+        if options.rows:
+            document["rows"] = [_row(entry) for entry in judged]
         print(json.dumps(document, indent=1))
         return 0
     _show(document)
@@ -135,6 +137,17 @@ def _line(name: str, numbers: dict[str, Any], baseline: dict[str, Any]) -> str:
     cells = [numbers[key] for key in ("mape", "median", "p90", "max", "bias", "spearman")] + [baseline.get("mape")]
     words = [f"{'-':>6}" if cell is None else f"{cell:6.1f}" for cell in cells]
     return f"{name:26} {numbers['n']:4} {' '.join(words[:6])}  {words[6]}"
+
+
+def _row(entry: Judged) -> dict[str, Any]:
+    return {
+        "id": entry.setup.run.id,
+        "stratum": entry.setup.run.stack,
+        "metric": entry.metric,
+        "predicted": entry.predicted,
+        "observed": entry.observed,
+        "constants": entry.level,
+    }
 
 
 def _show_rows(judged: list[Judged]) -> None:
