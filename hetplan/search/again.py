@@ -2,8 +2,9 @@
 
 `search_again` prices the given layouts first, so that the search of plans of one shape, which passes over whatever
 cannot beat the best so far, visits little; no mixes are proved and nothing is compared. Its bound is that of plans of
-one shape within the limits asked for; its answer is never worse than the best valid layout it was given. `near`
-narrows a request to plans like one that exists.
+one shape within the limits asked for. A layout that was given with its devices is preferred, first come first, where it
+costs at most the simplicity margin more: what stays in place need not move. `near` narrows a request to plans like one
+that exists.
 """
 
 from __future__ import annotations
@@ -14,7 +15,10 @@ from typing import get_args
 
 from hetplan.costs.prices import Prices
 from hetplan.errors import InfeasibleError
+from hetplan.plan.check import check
+from hetplan.plan.estimate import estimate
 from hetplan.plan.limits import Limits
+from hetplan.plan.placement import is_placed
 from hetplan.plan.records import Estimate, Layout, Plan, Proof
 from hetplan.search.book import Book
 from hetplan.search.exhaustive import exhaustive
@@ -111,8 +115,7 @@ def search_again(prices: Prices, request: SearchRequest, known: Sequence[Layout]
     if book.best is None:
         found = diagnose(problem, request)
         raise InfeasibleError(diagnosis_text(found, book.dropped), found)
-    chosen = simplest(book)
-    value = next(priced.value for priced in book.kept() if priced.candidate.layout == chosen.layout)
+    chosen, value = _settled(known, book) or _simplest(book)
     proof = Proof(
         objective=request.objective,
         value=value,
@@ -123,6 +126,23 @@ def search_again(prices: Prices, request: SearchRequest, known: Sequence[Layout]
         engine=request.engine,
     )
     return chosen, proof
+
+
+def _settled(known: Sequence[Layout], book: Book) -> tuple[Candidate, float] | None:
+    """Return the first known layout that stays on its devices and costs next to nothing more than the best."""
+    prices, request = book.problem.prices, book.request
+    for layout in known:
+        if is_placed(layout) and not check(layout, prices, request.limits):
+            found = estimate(layout, prices)
+            value = objective_value(found, request)
+            if value is not None and value <= book.best_value * (1 + request.simplicity):
+                return Candidate(layout=layout, estimate=found), value
+    return None
+
+
+def _simplest(book: Book) -> tuple[Candidate, float]:
+    chosen = simplest(book)
+    return chosen, next(priced.value for priced in book.kept() if priced.candidate.layout == chosen.layout)
 
 
 def _explore(problem: Problem, book: Book, request: SearchRequest) -> float:

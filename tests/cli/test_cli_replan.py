@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -78,8 +79,23 @@ def test_replan_under_the_same_facts_keeps_everything(hetplan: Hetplan) -> None:
     assert code == 0
     found = json.loads(out)
     assert found["old_step_s"] == pytest.approx(found["saved_step_s"])
-    assert found["step_s"] <= found["old_step_s"] * 1.01
-    assert found["moves"]["checkpoint_bytes"] == 0
+    assert found["step_s"] == found["old_step_s"]
+    assert found["moves"]["layers"] == []
+    assert found["difference"]["same"]
+
+
+def test_replan_on_other_groups_takes_all_from_a_checkpoint(hetplan: Hetplan, tmp_path: Path) -> None:
+    other = tmp_path / "other.yaml"
+    text = (ROOT / "cluster_specs" / "ib-roce.yaml").read_text()
+    other.write_text(re.sub(r"\bib\b", "fast", text).replace("roce-", "rack-"))
+    code, out, _ = hetplan("replan", PLAN, "--cluster", str(other), "--json")
+    assert code == 0
+    found = json.loads(out)
+    assert found["old_step_s"] is None
+    assert "are gone" in found["old_problems"][0]
+    assert (found["moves"]["moved_bytes"], found["moves"]["kept_bytes"]) == (0, 0)
+    assert found["moves"]["checkpoint_bytes"] > 0
+    assert {move["from"] for move in found["moves"]["layers"]} == {"checkpoint"}
 
 
 def test_replan_on_a_slower_network_prices_the_old_plan_too(hetplan: Hetplan, tmp_path: Path) -> None:

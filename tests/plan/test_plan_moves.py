@@ -143,3 +143,23 @@ def test_the_only_holder_lost_means_a_checkpoint() -> None:
     new = place(replace(old, replicas=(unplaced(old),)), left)
     found = moves((old, CLUSTER), (new, left), prices_of(left))
     assert found.checkpoint_bytes == pytest.approx(params(6, LAYERS) * BYTES)
+
+
+def test_experts_move_by_their_own_slices() -> None:
+    """Of Mixtral's experts a rank with ep 2 holds half; with ep 1 it needs the other half."""
+    model, _ = load_model("mixtral-8x7b")
+    prices = price(CLUSTER, model, Workload(seq_len=256, global_batch=48), None)
+    dense_l, expert_l = whole_params(prices)
+    assert expert_l.sum() > dense_l.sum()
+
+    def with_ep(ep: int) -> Layout:
+        stage = Stage(group="a", first_layer=0, end_layer=len(model.chain), dp=2, ep=ep)
+        row = Replica(stages=(stage,), microbatch=2, num_microbatches=6, copies=4)
+        return place(Layout(replicas=(row,)), CLUSTER)
+
+    found = moves((with_ep(2), CLUSTER), (with_ep(1), CLUSTER), prices)
+    assert found.moved_bytes == pytest.approx(8 * float(expert_l.sum()) / 2 * BYTES)
+    assert found.kept_bytes == pytest.approx(8 * float(expert_l.sum() / 2 + dense_l.sum()) * BYTES)
+    assert found.transfer_s == 0.0
+    back = moves((with_ep(1), CLUSTER), (with_ep(2), CLUSTER), prices)
+    assert back.moved_bytes == 0.0
