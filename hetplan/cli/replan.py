@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli.options import JsonFlag, PlanArgument, Verbose
-from hetplan.errors import InfeasibleError, UsageError
+from hetplan.errors import CheckFailedError, InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -79,13 +79,18 @@ def _change(path: str, lost: tuple[str, ...], cluster: str | None, calibration: 
     Raises:
         SpecError: a file cannot be read.
         UsageError: a lost node is not in the cluster, or nothing is left.
+        CheckFailedError: the old plan makes no sense even on its own cluster.
     """
     from hetplan.cli.inputs import load_plan
+    from hetplan.plan.check import check
     from hetplan.plan.placement import place
     from hetplan.plan.survivors import without
 
     saved = load_plan(path)
     target = load_plan(path, cluster=cluster, calibration=calibration) if cluster or calibration else saved
+    broken = [v for v in check(saved.plan.layout, saved.job.prices, saved.limits) if v.unpriceable]
+    if broken:
+        raise CheckFailedError(f"{path} is no plan for its own cluster {saved.job.cluster_input.name}: {broken[0]}")
     words = tuple(word for given in lost for word in _words(given))
     layout = place(saved.plan.layout, saved.job.cluster)
     return _Change(

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from itertools import groupby, zip_longest
+from itertools import groupby, pairwise, zip_longest
 
 from hetplan.plan.records import Estimate, Input, Layout, Plan, Replica, StageEstimate
 from hetplan.plan.rules import row_place
+
+Range = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,52 +147,75 @@ def _of_stages(replica: Replica | None, name: str) -> str | None:
 
 def _moved_layers(before: Layout, after: Layout) -> Iterator[MovedLayers]:
     for row, (old, new) in enumerate(zip_longest(before.replicas, after.replicas)):
-        old_l, new_l = _places(old), _places(new)
-        places = list(zip_longest(old_l, new_l))
-        first = 0
-        for (was, now), run in groupby(places):
-            end = first + len(list(run))
-            if was != now:
-                yield MovedLayers(row=row, first_layer=first, end_layer=end, before=was, after=now)
-            first = end
+        was, now = _places(old), _places(new)
+        cuts = sorted({cut for first, end, _ in (*was, *now) for cut in (first, end)})
+        runs = ((first, end, _place_at(was, first), _place_at(now, first)) for first, end in pairwise(cuts))
+        for (old_place, new_place), run in groupby(runs, key=lambda run: run[2:]):
+            joined = list(run)
+            if old_place != new_place:
+                yield MovedLayers(
+                    row=row,
+                    first_layer=joined[0][0],
+                    end_layer=joined[-1][1],
+                    before=old_place,
+                    after=new_place,
+                )
 
 
-def _places(replica: Replica | None) -> list[str]:
-    """Return the place of each layer of the chain."""
+def _places(replica: Replica | None) -> list[tuple[int, int, str]]:
+    """Return (first layer, end layer, place) of each stage."""
     if replica is None:
         return []
     return [
-        f"stage {v % replica.pp} ({stage.group})"
+        (stage.first_layer, stage.end_layer, f"stage {v % replica.pp} ({stage.group})")
         for v, stage in enumerate(replica.stages)
-        for _ in range(stage.num_layers)
     ]
+
+
+def _place_at(places: list[tuple[int, int, str]], layer: int) -> str | None:
+    return next((place for first, end, place in places if first <= layer < end), None)
 
 
 def _moved_devices(before: Layout, after: Layout) -> Iterator[MovedDevices]:
     old, new = _devices(before), _devices(after)
     for group in dict.fromkeys((*old, *new)):
-        was, now = old.get(group, set()), new.get(group, set())
-        if was != now:
-            yield MovedDevices(group=group, only_before=_ranges(was - now), only_after=_ranges(now - was))
+        was, now = old.get(group, []), new.get(group, [])
+        only_was, only_now = tuple(_difference(was, now)), tuple(_difference(now, was))
+        if only_was or only_now:
+            yield MovedDevices(group=group, only_before=only_was, only_after=only_now)
 
 
-def _devices(layout: Layout) -> dict[str, set[int]]:
-    used: dict[str, set[int]] = {}
+def _devices(layout: Layout) -> dict[str, list[Range]]:
+    """Return the devices in use of each group, as ranges in order that do not touch."""
+    used: dict[str, list[Range]] = {}
     for replica in layout.replicas:
         for stage in replica.stages:
-            for first, end in stage.devices:
-                used.setdefault(stage.group, set()).update(range(first, end))
-    return used
+            used.setdefault(stage.group, []).extend(stage.devices)
+    return {group: _joined(ranges) for group, ranges in used.items()}
 
 
-def _ranges(indices: set[int]) -> tuple[tuple[int, int], ...]:
-    ranges: list[tuple[int, int]] = []
-    for index in sorted(indices):
-        if ranges and ranges[-1][1] == index:
-            ranges[-1] = (ranges[-1][0], index + 1)
+def _joined(ranges: list[Range]) -> list[Range]:
+    joined: list[Range] = []
+    for first, end in sorted(ranges):
+        if joined and first <= joined[-1][1]:
+            joined[-1] = (joined[-1][0], max(joined[-1][1], end))
         else:
-            ranges.append((index, index + 1))
-    return tuple(ranges)
+            joined.append((first, end))
+    return joined
+
+
+def _difference(ranges: list[Range], others: list[Range]) -> Iterator[Range]:
+    """Yield what is in `ranges` and not in `others`; both in order."""
+    for first, end in ranges:
+        start = first
+        for other_first, other_end in others:
+            if other_end <= start or other_first >= end:
+                continue
+            if other_first > start:
+                yield start, other_first
+            start = max(start, other_end)
+        if start < end:
+            yield start, end
 
 
 def _totals(before: Estimate, after: Estimate) -> Iterator[CostChange]:

@@ -144,3 +144,14 @@ def test_diff_of_other_jobs_warns_and_reprices(hetplan: Hetplan) -> None:
     step = found["totals"]["step_s"]
     assert step["change"] == pytest.approx(step["after"] - step["before"])
     assert sum(part["change"] for part in found["time_parts_s"].values()) == pytest.approx(step["change"])
+
+
+def test_absurd_plans_are_refused_or_compared_at_once(hetplan: Hetplan, tmp_path: Path) -> None:
+    absurd = tmp_path / "absurd.yaml"
+    text = (ROOT / PLAN).read_text().replace("cluster_specs/", f"{ROOT}/cluster_specs/")
+    text = re.sub(r'devices: "[^"]+"', 'devices: "0-99999999999"', text)
+    absurd.write_text(re.sub(r"copies: \d+", "copies: 100000000", text))
+    assert hetplan("diff", PLAN, str(absurd))[0] == 0
+    code, out, err = hetplan("replan", str(absurd), "--lost", "ib-1")
+    assert (code, out) == (4, "")
+    assert "is no plan for its own cluster" in err
