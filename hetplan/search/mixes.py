@@ -28,6 +28,9 @@ from hetplan.search.problem import Problem
 FEWER_MICROBATCHES = 4
 """Counts below the largest possible one that a column may also run."""
 
+EFFORT_DIGITS = 9
+"""The solver adds up its deterministic time in an order that differs between processes: its last digits are noise."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
@@ -98,7 +101,7 @@ def solve_mix(
     solver.parameters.max_deterministic_time = effort
     solver.parameters.linearization_level = 2
     status = solver.solve(model)
-    spent = float(solver.response_proto.deterministic_time)
+    spent = round(float(solver.response_proto.deterministic_time), EFFORT_DIGITS)
     if status not in (cp_model.OPTIMAL, cp_model.FEASIBLE):
         return MixAnswer(rows=(), effort=spent)
     rows = tuple(
