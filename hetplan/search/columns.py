@@ -185,7 +185,9 @@ def _durations(problem: Problem, tables: Tables, places: list[tuple[int, tuple[i
 
 
 def improve(problem: Problem, tables: Tables, column: Column, num_microbatches: int, ending: Ending) -> Column:
-    """Return the column with layers moved between neighbouring stages while it gets faster."""
+    """Return the column with layers moved between neighbouring stages while it gets faster; pinned layers stay."""
+    if problem.limits.pinned_layers is not None:
+        return column
     best, best_s = column, column.step_s(num_microbatches)
     for _ in range(4 * len(column.stages)):
         better = None
