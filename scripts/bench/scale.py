@@ -31,7 +31,7 @@ groups:
   a100: {{device: A100-SXM4-80GB, nodes: {a100}, devices_per_node: 8, site: main}}
   v100: {{device: V100-SXM2-32GB, nodes: {v100}, devices_per_node: 8, site: main}}
 networks:
-  fabric: {{joins: [h100, a100, v100], kind: infiniband, bandwidth: 200 Gbit/s, latency: 3 us, nics_per_node: 4}}
+  fabric: {{joins: [h100, a100, v100], kind: infiniband, bandwidth: 200 Gbit/s, latency: 3 us, nics_per_node: 8}}
 """
 
 
@@ -57,20 +57,22 @@ class Run:
 def main() -> None:
     """Search every size, print a table and write the results."""
     sizes = [int(word) for word in sys.argv[1:]] or list(SIZES)
-    print(
-        f"{'devices':>8} {'model':>13} {'batch':>6} {'wall':>7} {'CPU':>7} {'RSS':>9} {'gap':>7} {'step':>9} {'MFU':>5}"
-    )
+    print(" devices         model  batch    wall     CPU       RSS     gap       step  MFU")
     runs = []
     with tempfile.TemporaryDirectory() as folder:
         for devices in sizes:
-            run = search(devices, Path(folder))
-            runs.append(run)
-            print(
-                f"{run.devices:>8} {run.model:>13} {run.global_batch:>6} {run.wall_s:>6.1f}s {run.cpu_s:>6.1f}s "
-                f"{run.resident_bytes / 2**20:>5.0f} MiB {100 * run.gap:>6.2f}% {run.step_s:>8.3f}s {100 * run.mfu:>4.0f}%",
-                flush=True,
-            )
+            runs.append(search(devices, Path(folder)))
+            print(line(runs[-1]), flush=True)
     write(runs)
+
+
+def line(run: Run) -> str:
+    """Return one row of the table."""
+    resident = f"{run.resident_bytes / 2**20:5.0f} MiB"
+    found = f"{100 * run.gap:6.2f}% {run.step_s:9.3f}s {100 * run.mfu:3.0f}%"
+    return (
+        f"{run.devices:8} {run.model:>13} {run.global_batch:6} {run.wall_s:6.1f}s {run.cpu_s:6.1f}s {resident} {found}"
+    )
 
 
 def cluster_text(devices: int) -> str:
