@@ -97,6 +97,7 @@ def solve_mix(
     model.minimize(sum(present))
     solver = cp_model.CpSolver()
     solver.parameters.num_workers = 1
+    solver.parameters.catch_sigint_signal = False  # Ctrl-C is Python's: the best plan so far must be written
     solver.parameters.random_seed = seed
     solver.parameters.max_deterministic_time = effort
     solver.parameters.linearization_level = 2

@@ -25,6 +25,7 @@ from hetplan.specs.workload import Recompute, Sharding
 MANY_RANKS = 1 << 20
 """Shard degree that stands for 'as many ranks as one likes': leaves shared-out states next to no memory."""
 LARGEST_MICROBATCH = 32
+SMALL_DIVISOR = 16
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -184,11 +185,16 @@ def _expert_meshes(prices: Prices, limits: Limits) -> list[tuple[int, int]]:
 
 
 def microbatch_sizes(global_batch: int, limits: Limits) -> tuple[int, ...]:
-    """Return the microbatch sizes the search tries: the user's, else powers of two."""
+    """Return the microbatch sizes the search tries: the user's, else powers of two.
+
+    Where few of these divide the batch, its small divisors are tried as well.
+    """
     if limits.microbatch is not None:
         return tuple(sorted({size for size in limits.microbatch if 1 <= size <= global_batch}))
     largest = LARGEST_MICROBATCH * max(limits.stage_dp)
-    return tuple(size for size in (2**k for k in range(20)) if size <= min(global_batch, largest))
+    powers = {size for size in (2**k for k in range(20)) if size <= min(global_batch, largest)}
+    divisors = {d for d in range(1, SMALL_DIVISOR + 1) if global_batch % d == 0}
+    return tuple(sorted(powers if global_batch % 8 == 0 else powers | divisors))
 
 
 def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: int, ranks: int = 1) -> Tables | None:

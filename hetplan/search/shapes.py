@@ -53,6 +53,8 @@ NEAR_BEST = 1.01
 FEWEST_PRICES = 32
 VISITS_A_PRICE = 200
 """One layout may be priced for every so many stages that may be visited."""
+FEW_COPIES = 16
+"""Where devices cost, numbers of copies below are tried one by one, larger ones by powers of two."""
 NEXT_COPIES = 4
 """Numbers of copies below the most that are tried one by one."""
 BIG_S = 1e150
@@ -213,6 +215,9 @@ class ShapeSearch:
                     value = value * rate * copies[rows] + self._least_work(field, rows)
                 keep = np.isfinite(value)
                 parts.append((np.full(int(keep.sum()), f), rows[keep], copies[rows][keep], value[keep]))
+        if not parts:
+            none = np.zeros(0, dtype=np.int64)
+            return Entry(field=none, row=none, copies=none, value=np.zeros(0))
         field_of, rows, copies, values = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Entry(field=field_of, row=rows, copies=copies, value=values)
 
@@ -237,8 +242,9 @@ class ShapeSearch:
     def _copies(self, field: Field) -> Iterator[Ints]:
         yield field.copies
         if self.rates_g is not None:
-            for k in range(int(field.copies.max(initial=1)).bit_length()):
-                yield np.where(field.copies > 1 << k, 1 << k, 0)
+            powers = {1 << k for k in range(int(field.copies.max(initial=1)).bit_length())}
+            for few in sorted(powers | set(range(1, FEW_COPIES))):
+                yield np.where(field.copies > few, few, 0)
 
     def _visit(self, field: Field, rows: Ints, copies: Ints, tables_of: TablesOf) -> None:
         parts = self.problem.batch // field.tables.microbatch
@@ -252,7 +258,7 @@ class ShapeSearch:
                 continue
             some = np.flatnonzero((degree == share) & (held == flight))
             made = make_columns(self.problem, tables, field.patterns.take(rows[some]), flight, limit_s[some])
-            ending = Ending(self.problem, field.sharding, share)
+            ending = Ending(self.problem, field.sharding, share, int(copies[some].max()))
             for k, column in zip(some.tolist(), made, strict=True):
                 if column is not None:
                     self._price(finished(self.problem, column, ending), int(copies[k]), tables_of)
@@ -288,7 +294,7 @@ class ShapeSearch:
         self.columns.append(column)
         share = copies if copies <= FEW_DEGREE else 1 << (copies.bit_length() - 1)
         tables = tables_of(column.microbatch, column.sharding, share, share)
-        ending = Ending(self.problem, column.sharding, share)
+        ending = Ending(self.problem, column.sharding, share, copies)
         better = column
         if tables is not None:
             better = finished(self.problem, refitted(self.problem, tables, column, count), ending)
@@ -303,7 +309,7 @@ class ShapeSearch:
         """Price fewer copies than there is room for: less to synchronise may outweigh more microbatches."""
         count = -(-(self.problem.batch // column.microbatch) // copies)
         if self.rates_g is None and column.least_s(count) < self.book.best_step_s:
-            ending = Ending(self.problem, column.sharding, copies)
+            ending = Ending(self.problem, column.sharding, copies, copies)
             self._price(finished(self.problem, column, ending), copies, tables_of)
 
     def _near_s(self, column: Column, copies: int) -> float:

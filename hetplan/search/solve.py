@@ -9,6 +9,7 @@ nothing more.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -18,6 +19,7 @@ from hetplan.plan.records import Layout, Proof, Status
 from hetplan.search.book import Book, TimeLimitError
 from hetplan.search.compare import alternatives_of, hetero_efficiency
 from hetplan.search.exhaustive import exhaustive
+from hetplan.search.exhaustive_space import microbatch_sizes
 from hetplan.search.floors import value_floor
 from hetplan.search.infeasible import diagnose, diagnosis_text
 from hetplan.search.lightest import fits
@@ -47,6 +49,7 @@ def search(prices: Prices, request: SearchRequest, progress: Callable[[Progress]
     book = Book(problem, request, progress)
     status: Status = "feasible"
     space = SPACE_ALL
+    alternatives: tuple[Alternative, ...] = ()
     try:
         if not problem.meshes:
             raise _infeasible(book)
@@ -55,6 +58,8 @@ def search(prices: Prices, request: SearchRequest, progress: Callable[[Progress]
             book.consider(near.layout)
         if complete:
             status = "optimal"
+        if request.compare and book.best is not None:
+            alternatives = alternatives_of(book)
     except TimeLimitError:
         status = "limit"
     except KeyboardInterrupt:
@@ -64,17 +69,16 @@ def search(prices: Prices, request: SearchRequest, progress: Callable[[Progress]
         if status == "limit":
             raise EffortError("the time limit passed before any plan was found; allow more with --time-limit")
         raise _infeasible(book)
-    alternatives: tuple[Alternative, ...] = ()
-    if request.compare and status != "limit":
-        alternatives = alternatives_of(book)
     return _result(book, (status, space), alternatives)
 
 
 def _check_request(request: SearchRequest) -> None:
     if request.objective == "cost-within-time" and request.time_budget_s is None:
         raise UsageError("the objective cost-within-time needs a time budget (--within)")
-    if not request.effort > 0:
-        raise UsageError("effort must be positive")
+    if not (request.effort > 0 and math.isfinite(request.effort)):
+        raise UsageError("effort must be positive and finite")
+    if not 0 <= request.seed < 1 << 31:
+        raise UsageError("the seed must be a whole number below 2,147,483,648")
 
 
 def _explore(book: Book) -> tuple[str, bool]:
@@ -96,7 +100,8 @@ def _explore(book: Book) -> tuple[str, bool]:
         if found.complete:
             book.raise_bound(found.bound)
             book.floor = found.bound
-            return SPACE_ALL, True
+            sizes = ", ".join(str(size) for size in microbatch_sizes(limits, problem.batch))
+            return f"{SPACE_ALL}, microbatches of {sizes}", True
     book.raise_bound(floor)
     return space, False
 
