@@ -71,9 +71,7 @@ def line(run: Run) -> str:
     resident = f"{run.resident_bytes / 2**20:5.0f} MiB"
     spent = f"{run.wall_s:6.1f}s {run.cpu_s:6.1f}s"
     found = f"{100 * run.gap:6.2f}% {run.step_s:9.3f}s {100 * run.mfu:3.0f}%"
-    return (
-        f"{run.devices:8} {run.model:>13} {run.global_batch:6} {spent} {resident} {found}"
-    )
+    return f"{run.devices:8} {run.model:>13} {run.global_batch:6} {spent} {resident} {found}"
 
 
 def cluster_text(devices: int) -> str:
