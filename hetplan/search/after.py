@@ -18,12 +18,16 @@ from hetplan.specs.workload import Sharding
 
 
 class Ending:
-    """A of stages when there are at least `ranks` replicas."""
+    """A of stages when there are at least `ranks` replicas, and at most `most_ranks` (None: any number).
 
-    def __init__(self, problem: Problem, sharding: Sharding, ranks: int) -> None:
+    Ranks that share optimizer states each update their own part, which takes the less time the more there are.
+    """
+
+    def __init__(self, problem: Problem, sharding: Sharding, ranks: int, most_ranks: int | None = None) -> None:
         self._problem = problem
         self._sharding = sharding
         self._ranks = ranks
+        self._most_ranks = most_ranks
         self._dense_l = whole_params(problem.prices)[0]
         self._hidden = problem.prices.calibration.overlap.gradients
         self._paces: dict[int, tuple[float, float, float]] = {}
@@ -54,7 +58,10 @@ class Ending:
         if m not in self._paces:
             mesh = self._problem.meshes[m]
             reduce_s, gather_s = _sync_per_param(self._problem, mesh, self._sharding, self._ranks)
-            update_s = _optimizer_per_param(self._problem.prices, mesh) / mesh.tp if self._sharding == "none" else 0.0
+            update_s = _optimizer_per_param(self._problem.prices, mesh) / mesh.tp
+            if self._sharding != "none":
+                sharers = None if self._most_ranks is None else self._most_ranks * mesh.dp * mesh.cp
+                update_s = 0.0 if sharers is None else update_s / sharers
             self._paces[m] = (reduce_s, gather_s, update_s)
         return self._paces[m]
 
