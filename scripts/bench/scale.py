@@ -86,7 +86,7 @@ def search(devices: int, folder: Path) -> Run:
     path, answer = folder / f"{devices}.yaml", folder / f"{devices}.json"
     path.write_text(cluster_text(devices))
     model = "gpt3-175b" if devices >= LARGE else "llama-3.1-8b"
-    batch, seq_len = max(8, round(0.4 * devices)), 2048
+    batch, seq_len = 8 * max(1, round(0.05 * devices)), 2048
     words = ["search", str(path), model, "--global-batch", str(batch), "--seq-len", str(seq_len)]
     start = time.perf_counter()
     with answer.open("w") as out:
