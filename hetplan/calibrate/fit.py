@@ -5,8 +5,9 @@ Minimised over offsets `x` (see `parameters`):
     sum_i rho((log T_i(x) - log observed_i) / noise)  +  sum_k ((x_k - start_k) / width_k) ** 2
 
 with `rho` Huber-like (soft L1), so that single rows that disagree do not bend everything, and noise 4 % (published
-runs repeat within about 5 %). The second sum is the prior: few rows move few constants. scipy's trust region solves
-it within bounds; the Jacobian is by forward differences and is kept while `x` stays near where it was taken.
+runs repeat within about 5 %). The second sum is the prior: few rows move few constants. scipy's trust-region
+methods solve it within bounds, in turns; the Jacobian is by forward differences, taken anew for every turn but the
+first, which uses the one at no offset at all, and kept while `x` stays near.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,8 +29,10 @@ from hetplan.specs.calibration import Calibration
 
 NOISE = 0.04
 """Relative scatter of a measured step time at which a row is taken at its word."""
-INSIDE = 1e-4
-"""How far from its bounds a constant starts, as a part of their distance."""
+METHODS: tuple[tuple[Literal["dogbox", "trf"], float], ...] = (("trf", 0.02), ("dogbox", 0.0))
+"""Solvers in turn, and how far from its bounds each starts: an interior method, then one that sits at bounds."""
+LEAST_GAIN = 0.02
+"""Part of the cost a turn must take off for another to follow."""
 FAR = 3.0
 """Offset, in prior widths, by which a constant is tried to see whether it matters to a row at all."""
 Entries = tuple[tuple[str, Parameter], ...]
@@ -62,7 +66,8 @@ class Fitted:
 class Effort:
     """How carefully a fit looks."""
 
-    most_steps: int = 12
+    most_turns: int = 4
+    most_steps: int = 15
     keep_jacobian: float = 1.0
     """Largest move, in prior widths, at which a Jacobian is still used."""
 
@@ -122,22 +127,32 @@ def fit(
     entries = blocks(devices)
     problem = _Problem(tuple(observations), entries, start, predictions, effort.keep_jacobian)
     low, high = limits(observations[0].setup.cluster, entries)
-    found = least_squares(
-        problem.residuals,
-        np.clip(start, low + INSIDE * (high - low), high - INSIDE * (high - low)),
-        bounds=(low, high),
-        jac=problem.jacobian,
-        x_scale=widths(entries),
-        loss=problem.loss,  # type: ignore[arg-type]  # scipy's stubs ask for another array type
-        method="trf",
-        max_nfev=effort.most_steps,
-        xtol=1e-3,
-        ftol=1e-4,
-    )
-    offsets = np.asarray(found.x, dtype=np.float64)
-    jacobian = np.asarray(found.jac, dtype=np.float64)
+    best = np.clip(start, low, high)
+    cost = np.inf
+    for turn in range(effort.most_turns):
+        method, inside = METHODS[turn % len(METHODS)]
+        if turn:
+            problem.take(best)
+        found = least_squares(
+            problem.residuals,
+            np.clip(best, low + inside * (high - low), high - inside * (high - low)),
+            bounds=(low, high),
+            jac=problem.jacobian,
+            x_scale=widths(entries),
+            loss=problem.loss,  # type: ignore[arg-type]  # scipy's stubs ask for another array type
+            method=method,
+            max_nfev=effort.most_steps,
+            xtol=1e-3,
+            ftol=1e-4,
+        )
+        gained = found.cost < cost * (1.0 - LEAST_GAIN)
+        if found.cost < cost:
+            best, cost = np.asarray(found.x, dtype=np.float64), float(found.cost)
+        if turn and not gained:
+            break
+    jacobian = problem.jacobian(best)
     spread = np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian)))
-    return Fitted(entries=entries, offsets=offsets, spread=spread, errors=problem.errors(offsets))
+    return Fitted(entries=entries, offsets=best, spread=spread, errors=problem.errors(best))
 
 
 class _Problem:
@@ -158,9 +173,10 @@ class _Problem:
         self._predictions = predictions
         self._observed = np.log([observation.step_s for observation in observations])
         self._keep = keep
-        self._take(np.zeros(len(entries)))
+        self.take(np.zeros(len(entries)))
 
-    def _take(self, offsets: Floats) -> None:
+    def take(self, offsets: Floats) -> None:
+        """Take the Jacobian anew."""
         self._taken_at = offsets.copy()
         rows = [self._predictions.slopes(row, self._entries, offsets) for row in self._observations]
         self._slopes = np.array(rows).reshape(len(self._observations), len(self._entries))
@@ -177,7 +193,7 @@ class _Problem:
     def jacobian(self, offsets: Floats) -> Floats:
         """Return the derivative of `residuals`."""
         if np.max(np.abs(offsets - self._taken_at) / self._widths) > self._keep:
-            self._take(offsets)
+            self.take(offsets)
         return np.concatenate([self._slopes / NOISE, np.diag(1.0 / self._widths)])
 
     def loss(self, squares: Floats) -> npt.NDArray[np.float64]:

@@ -20,7 +20,7 @@ from hetplan.specs.calibration import Calibration
 
 Devices = tuple[str, ...]
 ANY: Devices = ("any",)
-ROUGH = Effort(most_steps=5, keep_jacobian=4.0)
+ROUGH = Effort(most_turns=2, most_steps=8, keep_jacobian=3.0)
 """For the general levels, which later ones refine."""
 
 
