@@ -150,6 +150,7 @@ def fit(
             best, cost = np.asarray(found.x, dtype=np.float64), float(found.cost)
         if turn and not gained:
             break
+    best = np.where(problem.told(), best, np.clip(start, low, high))
     jacobian = problem.jacobian(best)
     spread = np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian)))
     return Fitted(entries=entries, offsets=best, spread=spread, errors=problem.errors(best))
@@ -174,6 +175,10 @@ class _Problem:
         self._observed = np.log([observation.step_s for observation in observations])
         self._keep = keep
         self.take(np.zeros(len(entries)))
+
+    def told(self) -> npt.NDArray[np.bool_]:
+        """Return which constants some row says something about."""
+        return np.asarray(np.any(self._slopes != 0.0, axis=0))
 
     def take(self, offsets: Floats) -> None:
         """Take the Jacobian anew."""

@@ -40,7 +40,7 @@ class Parameter:
 
     def moved(self, value: float, offset: float) -> float:
         """Return the constant at an offset from `value`, within its bounds."""
-        new = value + offset if self.adds else value * math.exp(offset)
+        new = round(value + offset, 12) if self.adds else value * math.exp(offset)
         return min(max(new, self.lowest), self.highest)
 
 
