@@ -146,6 +146,8 @@ class Model:
     """`model_type` of the configuration it came from."""
     max_seq_len: int | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
+    published: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
+    """Fields of the configuration it came from; launch files repeat some (rotary base), no cost reads them."""
 
     @property
     def chain(self) -> tuple[Layer, ...]:

@@ -31,7 +31,7 @@ def model_from_config(config: Mapping[str, Any], name: str, *, path: str = "", l
         near = hint(model_type, FAMILIES)
         raise reader.error(f"unknown model_type {show(model_type)}{near} (known: {_known()})", "model_type")
     model = family(reader, name)
-    return replace(model, family=model_type, sources=dict(reader.defaulted))
+    return replace(model, family=model_type, sources=dict(reader.defaulted), published=dict(config))
 
 
 def _known() -> str:
