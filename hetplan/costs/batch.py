@@ -43,6 +43,8 @@ class Rates:
     expert_overhead_s: float
     exchange_fraction: float
     exchange_merged: float
+    update_bytes_per_s: float
+    """What the optimizer's update moves."""
     flash: bool
 
 
@@ -75,6 +77,7 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
         dense_peak = peak_flop_per_s(group, "bf16") * group.speed
         gemm_peak *= constants.fp8_fraction
     attention = constants.attention_fraction
+    memory = group.device.memory_bandwidth_bytes_per_s * constants.memory_fraction * group.speed
     return Rates(
         gemm_flop_per_s=gemm_peak * constants.gemm_peak_fraction,
         dense_flop_per_s=dense_peak * constants.gemm_peak_fraction,
@@ -82,7 +85,7 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
         vector_flop_per_s=group.device.peak_flop_per_s.get("fp32", math.inf)
         * group.speed
         * constants.gemm_peak_fraction,
-        memory_bytes_per_s=group.device.memory_bandwidth_bytes_per_s * constants.memory_fraction * group.speed,
+        memory_bytes_per_s=memory,
         half_flop=constants.gemm_half_flop,
         misaligned_penalty=constants.misaligned_penalty,
         overhead_s=constants.layer_overhead_s,
@@ -90,6 +93,7 @@ def rates(group: Group, workload: Workload, calibration: Calibration) -> Rates:
         expert_overhead_s=constants.expert_overhead_s,
         exchange_fraction=constants.exchange_fraction,
         exchange_merged=constants.exchange_merged,
+        update_bytes_per_s=memory * constants.update_fraction,
         flash=uses_flash(group, workload),
     )
 

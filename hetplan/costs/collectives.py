@@ -81,27 +81,28 @@ def ring_inside(cluster: Cluster, group: Group, calibration: Calibration, *, num
     per_domain = max(1, min(num_ranks, domain // stride))
     num_domains = math.ceil(num_ranks / per_domain)
     inside = inside_link(group, per_domain, calibration)
+    inner_rate = inside.bandwidth_bytes_per_s * inside.ring_fraction
     if num_domains == 1:
-        return _ring(num_ranks, (per_domain, inside), None, rate=inside.bandwidth_bytes_per_s)
+        return _ring(num_ranks, (per_domain, inside), None, rate=inner_rate)
     link = link_between(cluster, group.name, group.name, calibration)
     if link is None:
         return unreachable(num_ranks)
-    rate = crossing_bytes_per_s(link, group, rings=min(stride, domain), ranks=per_domain)
+    rate = crossing_bytes_per_s(link, group, rings=min(stride, domain), ranks=per_domain) * link.ring_fraction
     if per_domain > 1:
-        rate = min(rate, inside.bandwidth_bytes_per_s)
+        rate = min(rate, inner_rate)
     return _ring(num_ranks, (per_domain, inside), (num_domains, link), rate=rate)
 
 
 def _ring(num_ranks: int, inside: tuple[int, Link], between: tuple[int, Link] | None, *, rate: float) -> Ring:
     """Return a ring of given rate with the latencies of its inner and outer steps."""
     per_domain, link = inside
-    passing = (per_domain - 1) * link.latency_s
-    climbing = math.log2(per_domain) * link.latency_s
+    passing = (per_domain - 1) * link.ring_latency_s
+    climbing = math.log2(per_domain) * link.ring_latency_s
     shared: tuple[str, ...] = ()
     if between is not None:
         num_domains, outer = between
-        passing += (num_domains - 1) * outer.latency_s
-        climbing += math.log2(num_domains) * outer.latency_s
+        passing += (num_domains - 1) * outer.ring_latency_s
+        climbing += math.log2(num_domains) * outer.ring_latency_s
         shared = (outer.network,) if outer.shared else ()
     return Ring(
         num_ranks=num_ranks,

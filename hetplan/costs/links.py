@@ -37,6 +37,15 @@ class Link:
     """Empty: inside a node."""
     shared: bool = False
     usd_per_byte: float = 0.0
+    ring_fraction: float = 1.0
+    """Factor on these rates that a collective's ring reaches."""
+    own_ring_latency_s: float | None = None
+    """Latency of a collective's step where it is not that of a transfer."""
+
+    @property
+    def ring_latency_s(self) -> float:
+        """Latency of one step of a collective."""
+        return self.latency_s if self.own_ring_latency_s is None else self.own_ring_latency_s
 
 
 def inside_link(group: Group, num_ranks: int, calibration: Calibration) -> Link:
@@ -55,7 +64,13 @@ def inside_link(group: Group, num_ranks: int, calibration: Calibration) -> Link:
     else:
         return pcie_link(group, group, calibration)
     usable = nominal * constants.link_fraction
-    return Link(latency_s=constants.link_latency_s, bandwidth_bytes_per_s=usable, nic_bytes_per_s=usable)
+    return Link(
+        latency_s=constants.link_latency_s,
+        bandwidth_bytes_per_s=usable,
+        nic_bytes_per_s=usable,
+        ring_fraction=constants.collective_fraction,
+        own_ring_latency_s=constants.collective_latency_s,
+    )
 
 
 def pcie_link(first: Group, second: Group, calibration: Calibration) -> Link:
@@ -64,7 +79,7 @@ def pcie_link(first: Group, second: Group, calibration: Calibration) -> Link:
     Raises:
         CalibrationError: a device states no PCIe bandwidth.
     """
-    usable, latency_s = math.inf, 0.0
+    usable, latency_s, ring_fraction, ring_latency_s = math.inf, 0.0, math.inf, 0.0
     for group in (first, second):
         constants = constants_of(group, calibration)
         nominal = group.device.pcie_bandwidth_bytes_per_s
@@ -77,7 +92,16 @@ def pcie_link(first: Group, second: Group, calibration: Calibration) -> Link:
             )
         usable = min(usable, nominal * constants.pcie_fraction)
         latency_s = max(latency_s, constants.link_latency_s)
-    return Link(latency_s=latency_s, bandwidth_bytes_per_s=usable, nic_bytes_per_s=usable)
+        own_s = constants.collective_latency_s
+        ring_latency_s = max(ring_latency_s, constants.link_latency_s if own_s is None else own_s)
+        ring_fraction = min(ring_fraction, constants.collective_fraction)
+    return Link(
+        latency_s=latency_s,
+        bandwidth_bytes_per_s=usable,
+        nic_bytes_per_s=usable,
+        ring_fraction=ring_fraction,
+        own_ring_latency_s=ring_latency_s,
+    )
 
 
 def link_between(cluster: Cluster, first: str, second: str, calibration: Calibration | None = None) -> Link | None:
@@ -124,6 +148,8 @@ def _network_link(network: Network, first: Group, second: Group, calibration: Ca
         network=network.name,
         shared=network.shared,
         usd_per_byte=network.usd_per_byte,
+        ring_fraction=constants.collective_fraction,
+        own_ring_latency_s=constants.collective_latency_s,
     )
 
 

@@ -14,4 +14,4 @@ def optimizer_s(params: float, rates: Rates, workload: Workload) -> float:
     """Return the seconds one device takes to update `params` parameters."""
     weights = workload.weight_bytes * (2 if workload.weight_bytes == 4 else 1)
     moved = 2 * workload.gradient_bytes + 2 * workload.optimizer_bytes + weights
-    return params * moved / rates.memory_bytes_per_s
+    return params * moved / rates.update_bytes_per_s

@@ -80,8 +80,8 @@ def sync_ring(cluster: Cluster, holders: Sequence[Holders], calibration: Calibra
         _s_per_byte(holder, part, crossed[part.group.name], expert=expert) for part in parts for holder in part.holders
     )
     links = [link for part in parts for link in crossed[part.group.name]]
-    outer_s = max((link.latency_s for link in links), default=0.0)
-    inner_s = max((part.inside.latency_s for part in parts if part.inside), default=0.0)
+    outer_s = max((link.ring_latency_s for link in links), default=0.0)
+    inner_s = max((part.inside.ring_latency_s for part in parts if part.inside), default=0.0)
     per_domain = max(part.per_domain for part in parts)
     num_domains = sum(part.num_domains for part in parts)
     return SyncRing(
@@ -171,7 +171,7 @@ def _s_per_byte(holder: Holders, part: _Part, crossed: list[Link], *, expert: bo
     rings = max(1, min(holder.tp, group.devices_per_node), holder.rings_per_node)
     if expert:
         rings = max(rings, group.devices_per_node * group.domain_nodes // ranks)
-    rates = [crossing_bytes_per_s(link, group, rings=rings, ranks=ranks) for link in crossed]
+    rates = [crossing_bytes_per_s(link, group, rings=rings, ranks=ranks) * link.ring_fraction for link in crossed]
     if part.inside is not None:
-        rates.append(part.inside.bandwidth_bytes_per_s)
+        rates.append(part.inside.bandwidth_bytes_per_s * part.inside.ring_fraction)
     return 1.0 / (min(rates) * holder.tp)

@@ -47,6 +47,12 @@ class DeviceConstants:
     """Fraction of the nominal PCIe bandwidth that traffic between two devices of a node reaches through the host."""
     link_latency_s: float = 4e-6
     """Latency of one collective step inside a node."""
+    collective_fraction: float = 1.0
+    """Factor on the rate of a single transfer inside a node that a ring of ranks reaches."""
+    collective_latency_s: float | None = None
+    """Latency of one collective step inside a node where it is not that of a transfer."""
+    update_fraction: float = 1.0
+    """Factor on the rate of elementwise work that the optimizer's update reaches."""
     memory_overhead_fraction: float = 0.06
     """Allocator overhead, as a fraction of activations and buffers."""
     reserve_bytes: float = 1.5e9
@@ -64,6 +70,10 @@ class NetworkConstants:
     """Fraction of the nominal NIC bandwidth large messages reach."""
     latency_s: float | None = None
     """Overrides the cluster file's latency."""
+    collective_fraction: float = 1.0
+    """Factor on the rate of a single transfer that a ring of ranks reaches."""
+    collective_latency_s: float | None = None
+    """Latency of one collective step where it is not that of a transfer."""
     origin: Origin = "assumed"
 
 

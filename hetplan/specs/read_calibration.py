@@ -63,6 +63,9 @@ DEVICE_KEYS = (
     _Key(attribute="link_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="pcie_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="link_latency_s", unit="s"),
+    _Key(attribute="collective_fraction", minimum=_TINY, maximum=10.0),
+    _Key(attribute="collective_latency_s", unit="s"),
+    _Key(attribute="update_fraction", minimum=_TINY, maximum=100.0),
     _Key(attribute="memory_overhead_fraction", minimum=-0.5),
     _Key(attribute="reserve_bytes", unit="bytes"),
     _Key(attribute="idle_power_fraction"),
@@ -70,6 +73,8 @@ DEVICE_KEYS = (
 NETWORK_KEYS = (
     _Key(attribute="bandwidth_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="latency_s", unit="s"),
+    _Key(attribute="collective_fraction", minimum=_TINY, maximum=10.0),
+    _Key(attribute="collective_latency_s", unit="s"),
 )
 OVERLAP_KEYS = (_Key(attribute="gradients"), _Key(attribute="tp_fraction"))
 
