@@ -10,7 +10,7 @@ from itertools import groupby
 from typing import Any
 
 from hetplan.emit.architecture import architecture
-from hetplan.emit.megatron import stage_decoders
+from hetplan.emit.megatron import implementation, stage_decoders
 from hetplan.emit.ranks import agents_of, ranks_of
 from hetplan.emit.records import MASTER_PORT, Engine, Job, Rank
 from hetplan.emit.yaml import FILL_IN, yaml_text
@@ -77,6 +77,10 @@ def _train(job: Job) -> dict[str, Any]:
         "standalone_embedding_stage": False,
     }
     precision: dict[str, Any] = {word: True for word in ("bf16", "fp16") if job.workload.precision == word}
+    if precision and job.workload.gradient_bytes == 4:
+        precision["accumulate_allreduce_grads_in_fp32"] = True
+    elif "bf16" in precision:
+        precision["grad_reduce_in_bf16"] = True
     system: dict[str, Any] = {
         "tensor_model_parallel_size": replica.stages[0].tp,
         "pipeline_model_parallel_size": replica.pp,
@@ -115,6 +119,7 @@ def _model(job: Job) -> dict[str, Any]:
     sizes = architecture(job.model, job.workload) or {"num_layers": sum(stage_decoders(job.model, replica))}
     known = {name: FILL_IN if str(value).startswith("$") else value for name, value in sizes.items()}
     known.pop("vocab_size", None)
+    known |= implementation(job)
     return known | {
         "micro_batch_size": replica.microbatch // replica.stages[0].dp,
         "global_batch_size": job.layout.num_samples,

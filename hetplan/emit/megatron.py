@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
-from hetplan.emit.architecture import architecture, flags, questions
+from hetplan.emit.architecture import Value, architecture, flags, questions
 from hetplan.emit.ranks import RankOrder, fewest_agents
 from hetplan.emit.records import Engine, Job
 from hetplan.errors import UsageError
 from hetplan.plan.megatron_layout import flag_counts, layout_of_cut, layout_text
 from hetplan.plan.records import Layout, Replica
-from hetplan.specs.model import Model
+from hetplan.plan.rules import listed
+from hetplan.specs.model import Experts, Model
 from hetplan.specs.workload import Workload
 
 MODEL_ARGS = "MEGATRON_MODEL_ARGS"
@@ -58,6 +59,7 @@ def emit_megatron(job: Job) -> Engine:
     else:
         fill_in |= questions(sizes)
         model_words, prelude = flags(sizes), ""
+    model_words = (*model_words, *flags(implementation(job)))
     program = ('"$MEGATRON_PATH/pretrain_gpt.py"', *model_words, *_parallel(job, order), *_training(job))
     exclusive = (replica.stages[0].tp > 1 or replica.stages[0].cp > 1) and job.layout.sharding in ("none", "optimizer")
     return Engine(
@@ -69,6 +71,40 @@ def emit_megatron(job: Job) -> Engine:
         fill_in=fill_in,
         notes=tuple(_notes(job)),
     )
+
+
+def older_groups(job: Job) -> tuple[str, ...]:
+    """Return the groups in use whose devices came before Ampere: Transformer Engine speaks of Ampere and later."""
+    used = dict.fromkeys(stage.group for replica in job.layout.replicas for stage in replica.stages)
+    devices = {name: job.cluster.group(name).device for name in used}
+    return tuple(
+        name for name, device in devices.items() if device.vendor == "NVIDIA" and "bf16" not in device.features
+    )
+
+
+def implementation(job: Job) -> dict[str, Value]:
+    """Return Megatron-LM's arguments for the kernels it runs with.
+
+    Experts in one grouped GEMM need Ampere. Old devices run without Transformer Engine where that can be done:
+    Megatron-LM's own norms cannot be split by sequence, and its own attention cannot be split by context.
+    """
+    old = older_groups(job)
+    experts = any(isinstance(o, Experts) for layer in job.model.chain for o in layer.operators)
+    grouped: dict[str, Value] = {"moe_grouped_gemm": True} if experts and not old else {}
+    if not old or _needs_engine(job):
+        return grouped
+    return {
+        "transformer_impl": "local",
+        "no_persist_layer_norm": True,
+        "no_rope_fusion": True,
+        "no_gradient_accumulation_fusion": True,
+    }
+
+
+def _needs_engine(job: Job) -> bool:
+    stages = [stage for replica in job.layout.replicas for stage in replica.stages]
+    split = job.workload.sequence_parallel and any(stage.tp > 1 for stage in stages)
+    return split or any(stage.cp > 1 for stage in stages) or job.workload.precision == "fp8"
 
 
 def _parallel(job: Job, order: RankOrder) -> Iterator[str]:
@@ -137,16 +173,20 @@ def _training(job: Job) -> Iterator[str]:
 
 
 def precision_flags(workload: Workload) -> tuple[str, ...]:
-    """Return the options of a precision."""
+    """Return the options of a precision; bf16 gradients are kept and reduced in fp32 unless told otherwise."""
     words = {"bf16": ("--bf16",), "fp16": ("--fp16",), "fp8": ("--bf16", "--fp8-format", "hybrid")}
-    return words.get(workload.precision, ())
+    found = words.get(workload.precision, ())
+    if found and workload.gradient_bytes == 4:
+        return (*found, "--accumulate-allreduce-grads-in-fp32")
+    return (*found, "--grad-reduce-in-bf16") if "--bf16" in found else found
 
 
 def _notes(job: Job) -> Iterator[str]:
-    if job.workload.precision in ("bf16", "fp8") and job.workload.gradient_bytes != 4:
+    old = older_groups(job)
+    if old and _needs_engine(job):
         yield (
-            "Megatron-LM keeps and reduces bf16 gradients in fp32; this plan is priced with narrower ones: plan again "
-            "with --gradient-precision fp32 to see the time and memory it will really take"
+            f"devices of {listed(old)} came before Ampere: Transformer Engine must be built for them (CUDA 12); plan "
+            "with --no-sequence-parallel and without cp to run without it"
         )
     if mixed := _mixed_rows(job.layout):
         yield f"copies of one stage run on unlike groups ({mixed}): each step waits for the slowest"

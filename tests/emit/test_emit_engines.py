@@ -2,16 +2,19 @@
 
 import json
 import re
+from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import yaml
 from emit_samples import cluster, data_parallel, files, group, job, layout, notes, pair, replica, stage, two_stages
 
+from hetplan.catalog.models import find_model
 from hetplan.emit.capability import PROFILES, refusals
 from hetplan.emit.emit import EMITTERS
 from hetplan.emit.megatron import layer_flags
 from hetplan.emit.ranks import agents_of, fewest_agents, ranks_of
+from hetplan.emit.rotary import positions
 from hetplan.errors import CheckFailedError, UsageError
 from hetplan.plan.megatron_layout import cut_of_layout, parse_layout
 
@@ -80,10 +83,67 @@ def test_megatron_is_left_the_sizes_of_models_its_flags_cannot_say():
     assert "MEGATRON_MODEL_ARGS" in made["site.sh"]
 
 
-def test_narrow_gradients_are_remarked_for_megatron():
-    assert any("--gradient-precision fp32" in note for note in notes(job(pair(), two_stages()), "megatron"))
-    wide = job(pair(), two_stages(), gradient_precision="fp32")
-    assert not any("--gradient-precision fp32" in note for note in notes(wide, "megatron"))
+def test_megatron_is_told_what_gradients_the_plan_was_priced_with():
+    narrow = program(files(job(pair(), two_stages()), "megatron"))
+    assert "--grad-reduce-in-bf16" in narrow and "--accumulate-allreduce-grads-in-fp32" not in narrow
+    wide = program(files(job(pair(), two_stages(), gradient_precision="fp32"), "megatron"))
+    assert "--accumulate-allreduce-grads-in-fp32" in wide and "--grad-reduce-in-bf16" not in wide
+    half = program(files(job(pair(), two_stages(), precision="fp16"), "megatron"))
+    assert "--fp16" in half and not any("grad" in line and "accum" in line for line in half)
+
+
+def test_megatron_is_told_what_costs_nothing_too():
+    """Its own defaults drop a tenth, know no rotary scaling and another base."""
+    lines = program(files(job(pair(), two_stages()), "megatron"))
+    for line in (
+        "--hidden-dropout 0.0",
+        "--attention-dropout 0.0",
+        "--norm-epsilon 1e-05",
+        "--rotary-base 500000",
+        "--use-rope-scaling",
+        "--rope-scaling-factor 32.0",
+    ):
+        assert line in lines
+    a100 = group("a100", "A100-SXM4-80GB", 1, 8)
+    gpt = program(files(job(cluster(a100), layout(replica(stage("a100", 0, 14), copies=8)), "gpt2"), "megatron"))
+    assert {"--hidden-dropout 0.1", "--attention-dropout 0.1", "--norm-epsilon 1e-05"} <= set(gpt)
+    assert "--position-embedding-type learned_absolute" in gpt and not any("rotary" in line for line in gpt)
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({"rope_theta": 10000.0}, {"rotary_base": 10000}),
+        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}, {"rotary_base": 1_000_000}),
+        ({"rope_scaling": {"type": "linear", "factor": 4.0}}, {"rotary_seq_len_interpolation_factor": 4}),
+        ({"rope_scaling": {"type": "yarn", "factor": 4.0}}, None),
+        ({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 2.0}}, None),
+        ({"rope_theta": 12345.5}, {"rotary_base": "$ROTARY_BASE"}),
+    ],
+)
+def test_rotary_positions_are_said_as_published_or_not_at_all(fields, found):
+    model = replace(find_model("llama-3.2-1b"), published=fields)
+    said = positions(model)
+    assert (said is None) if found is None else found.items() <= said.items()
+
+
+def test_devices_before_ampere_run_without_transformer_engine_where_they_can():
+    v100 = group("v100", "V100-SXM2-32GB", 1, 8)
+    plan = layout(replica(stage("v100", 0, 18, tp=2), copies=4))
+    split = job(cluster(v100), plan, precision="fp16")
+    assert not any("transformer-impl" in line for line in program(files(split, "megatron")))
+    assert any("must be built for them" in note for note in notes(split, "megatron"))
+    whole = job(cluster(v100), plan, precision="fp16", sequence_parallel=False)
+    assert {"--transformer-impl local", "--no-persist-layer-norm"} <= set(program(files(whole, "megatron")))
+    assert not any("must be built" in note for note in notes(whole, "megatron"))
+
+
+def test_experts_run_in_one_product_where_devices_allow():
+    a100, v100 = group("a100", "A100-SXM4-80GB", 1, 8), group("v100", "V100-SXM2-32GB", 1, 8)
+    for where, there in ((a100, True), (v100, False)):
+        plan = layout(replica(stage(where.name, 0, 34, dp=8, ep=8), microbatch=8))
+        lines = program(files(job(cluster(where), plan, "mixtral-8x7b", precision="fp16"), "megatron"))
+        assert ("--moe-grouped-gemm" in lines) == there and "--moe-token-dispatcher-type alltoall" in lines
 
 
 def test_ranks_go_in_each_engines_order():
