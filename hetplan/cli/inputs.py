@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
+from hetplan.errors import Location, SpecError
+
 if TYPE_CHECKING:
-    from collections.abc import Callable, Mapping
+    from collections.abc import Callable, Collection, Mapping
 
     from hetplan.catalog.load import Source
     from hetplan.costs.prices import Prices
@@ -110,6 +113,19 @@ def _workload(words: WorkloadWords, cluster: Cluster, is_used: Callable[[str], b
     return make_workload(cast(WorkloadFields, {**written, **given}), cluster, excluded)
 
 
+FP32_GRADIENT_ENGINES = frozenset({"megatron", "flagscale"})
+"""Engines that keep and reduce bf16 gradients in fp32 unless told otherwise (megatron/training/arguments.py)."""
+
+
+def for_engine(job: Job, engine: str) -> Job:
+    """Return a job with what an engine does where the user says nothing: the width of gradients."""
+    workload = job.workload
+    silent = workload.gradient_precision is None and workload.precision in ("bf16", "fp8")
+    if engine not in FP32_GRADIENT_ENGINES or not silent:
+        return job
+    return replace(job, workload=replace(workload, gradient_precision="fp32"))
+
+
 def plan_of(job: Job, layout: Layout, estimate: Estimate, proof: Proof | None) -> Plan:
     """Return a layout together with what it was made from."""
     from hetplan.plan.records import Plan
@@ -171,6 +187,9 @@ def load_plan(path: str, *, cluster: str | None = None, calibration: Path | None
     from hetplan.specs.read_workload import WorkloadFields, make_workload
 
     plan = read_plan(Path(path))
+    _require_inputs(
+        plan, path, [kind for kind, other in (("cluster", cluster), ("calibration", calibration)) if other]
+    )
     constants = calibration or (Path(found(plan.calibration.name, path)) if plan.calibration else None)
     words = WorkloadWords(seq_len=1, global_batch=1)
     job = load_job(cluster or found(plan.cluster.name, path), found(plan.model.name, path), words, constants)
@@ -187,13 +206,37 @@ def load_plan(path: str, *, cluster: str | None = None, calibration: Path | None
 
 
 def found(name: str, plan_path: str) -> str:
-    """Return where a file named in a plan is: as named, else beside the plan or in a folder above it.
+    """Return where a file named in a plan is: beside the plan, else as seen from the current folder.
 
-    A catalog name, of which no file exists anywhere, stays as it is.
+    A catalog name, of which no file exists in either, stays as it is.
     """
-    if Path(name).exists() or Path(name).is_absolute():
+    if os.path.isabs(name):
         return name
-    for folder in Path(plan_path).resolve().parents:
-        if (folder / name).exists():
-            return str(folder / name)
-    return name
+    beside = os.path.join(os.path.dirname(plan_path), name)
+    return beside if os.path.exists(beside) else name
+
+
+def _require_inputs(plan: Plan, path: str, replaced: Collection[str]) -> None:
+    """Refuse a plan whose files are not there; `replaced` names inputs that others take the place of.
+
+    Raises:
+        SpecError: a file is neither beside the plan nor in the current folder.
+    """
+    from hetplan.catalog.load import is_path
+    from hetplan.plan.drift import line_of
+    from hetplan.specs.nodes import nodes_from_bytes, read_bytes
+    from hetplan.units import escape, show
+
+    named = {"cluster": plan.cluster, "model": plan.model, "calibration": plan.calibration}
+    for kind, source in named.items():
+        if source is None or kind in replaced or (kind != "cluster" and not is_path(source.name)):
+            continue
+        if not os.path.exists(found(source.name, path)):
+            root = nodes_from_bytes(read_bytes(Path(path)), path)
+            line, column = line_of(root, (kind, "name"))
+            where = " at that path" if os.path.isabs(source.name) else " beside the plan or in the current folder"
+            raise SpecError(
+                f"there is no file {show(source.name)}{where}",
+                location=Location(file=escape(path), line=line, column=column),
+                path=f"{kind}.name",
+            )

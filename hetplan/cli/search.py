@@ -97,7 +97,7 @@ def search(
     verbose: Verbose = False,
 ) -> None:
     """Find the plan with the shortest step, or the cheapest one, and prove how good it is."""
-    from hetplan.cli.inputs import WorkloadWords, load_job
+    from hetplan.cli.inputs import WorkloadWords, for_engine, load_job
     from hetplan.cli.output import require_writable
     from hetplan.cli.space import LimitWords, limits_from
     from hetplan.search.records import SearchRequest
@@ -113,6 +113,7 @@ def search(
         sequence_parallel=False if no_sequence_parallel else None,
     )
     job = load_job(cluster, model, words, calibration, is_used=lambda name: name not in (exclude or ()))
+    job = for_engine(job, engine)
     space = LimitWords(
         engine=engine,
         tp=tp,
