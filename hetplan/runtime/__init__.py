@@ -1,0 +1,1 @@
+"""Training a plan for real with torch.distributed; imports torch, so only commands that need it import this."""
