@@ -1,5 +1,5 @@
 """`python -m hetplan`: the same as the `hetplan` script."""
 
-from hetplan.cli.main import main
+from hetplan.cli.start import main
 
 main()

@@ -62,7 +62,7 @@ def load_model(name_or_path: str | Path) -> tuple[Model, Source]:
         UsageError: the catalog has no such model.
     """
     path = Path(name_or_path)
-    if not _is_path(str(name_or_path)) and not path.is_file():
+    if not is_path(str(name_or_path)) and not path.is_file():
         return _catalog_model(str(name_or_path))
     data, text = _read(path)
     model = model_from_text(text, path, find_model_config)
@@ -77,7 +77,7 @@ def cluster_files(path: str | Path) -> tuple[Path, ...]:
 def model_files(name_or_path: str | Path) -> tuple[Path, ...]:
     """Return a valid model file and a configuration of its own that it names; nothing for a catalog name."""
     path = Path(name_or_path)
-    if not _is_path(str(name_or_path)) and not path.is_file():
+    if not is_path(str(name_or_path)) and not path.is_file():
         return ()
     own = [other for other in _config_files(_read(path)[1], path) if _MODELS not in other.parents]
     return (path, *own)
@@ -100,7 +100,7 @@ def load_calibration(path: str | Path) -> tuple[Calibration, Source]:
         UsageError: none of this name ships with hetplan.
     """
     file = Path(path)
-    if not _is_path(str(path)) and not file.is_file():
+    if not is_path(str(path)) and not file.is_file():
         file = _calibration_file(str(path))
     data, text = _read(file)
     return calibration_from_text(text, str(path)), _source(str(path), data)
@@ -143,7 +143,7 @@ def _read(path: Path) -> tuple[bytes, str]:
         raise
 
 
-def _is_path(text: str) -> bool:
+def is_path(text: str) -> bool:
     """Whether `text` can only mean a file."""
     return text.endswith(_FILE_ENDINGS) or "/" in text or os.sep in text
 
@@ -162,7 +162,7 @@ def _config_files(text: str, path: Path) -> list[Path]:
     if not fields.has("hetplan") or not fields.has("config") or fields.is_mapping("config"):
         return []
     reference = fields.text("config")
-    return [path.parent / reference if _is_path(reference) else _model_file(reference)]
+    return [path.parent / reference if is_path(reference) else _model_file(reference)]
 
 
 def _source(name: str, data: bytes, others: Iterable[Path] = ()) -> Source:

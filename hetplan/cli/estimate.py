@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -19,13 +19,15 @@ from hetplan.cli.options import (
     Verbose,
     WorkloadFile,
     one_of,
+    refuse_given,
 )
 
-if TYPE_CHECKING:
-    pass
+OF_A_PLAN = frozenset({"cluster", "calibration", "as_json", "verbose"})
+"""Parameters that mean something where a saved plan is priced."""
 
 
 def estimate(
+    context: typer.Context,
     cluster: Annotated[str, typer.Argument(metavar="CLUSTER|PLAN", help="Cluster YAML or saved plan.")],
     model: Annotated[
         str | None,
@@ -71,7 +73,8 @@ def estimate(
     from hetplan.specs.workload import RECOMPUTES, SHARDINGS
 
     if model is None:
-        show_priced(priced_plan(load_plan(cluster)), as_json=as_json, full=verbose)
+        refuse_given(context, OF_A_PLAN, "does not go with a saved plan, which holds its own; or is MODEL missing?")
+        show_priced(priced_plan(load_plan(cluster, calibration=calibration)), as_json=as_json, full=verbose)
         return
     words = WorkloadWords(
         file=workload,

@@ -187,9 +187,7 @@ def load_plan(path: str, *, cluster: str | None = None, calibration: Path | None
     from hetplan.specs.read_workload import WorkloadFields, make_workload
 
     plan = read_plan(Path(path))
-    _require_inputs(
-        plan, path, [kind for kind, other in (("cluster", cluster), ("calibration", calibration)) if other]
-    )
+    _require_inputs(plan, path, [kind for kind, other in (("cluster", cluster), ("calibration", calibration)) if other])
     constants = calibration or (Path(found(plan.calibration.name, path)) if plan.calibration else None)
     words = WorkloadWords(seq_len=1, global_batch=1)
     job = load_job(cluster or found(plan.cluster.name, path), found(plan.model.name, path), words, constants)
@@ -213,7 +211,7 @@ def found(name: str, plan_path: str) -> str:
     if os.path.isabs(name):
         return name
     beside = os.path.join(os.path.dirname(plan_path), name)
-    return beside if os.path.exists(beside) else name
+    return beside if os.path.isfile(beside) else name
 
 
 def _require_inputs(plan: Plan, path: str, replaced: Collection[str]) -> None:
@@ -232,8 +230,9 @@ def _require_inputs(plan: Plan, path: str, replaced: Collection[str]) -> None:
         if source is None or kind in replaced or (kind != "cluster" and not is_path(source.name)):
             continue
         if not os.path.exists(found(source.name, path)):
-            root = nodes_from_bytes(read_bytes(Path(path)), path)
-            line, column = line_of(root, (kind, "name"))
+            is_plain = os.path.isfile(path)
+            root = nodes_from_bytes(read_bytes(Path(path)), path) if is_plain else None
+            line, column = line_of(root, (kind, "name")) if root is not None else (1, 1)
             where = " at that path" if os.path.isabs(source.name) else " beside the plan or in the current folder"
             raise SpecError(
                 f"there is no file {show(source.name)}{where}",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import traceback
 from collections.abc import Sequence
 from typing import Annotated
@@ -28,12 +27,10 @@ from hetplan.cli import (
     size,
 )
 from hetplan.cli.output import complain, remark, show
+from hetplan.cli.start import INTERRUPTED, was_interrupted
 from hetplan.errors import HetplanError
 
 INTERNAL_ERROR = 1
-INTERRUPTED = 130
-"""128 + SIGINT, as shells report it."""
-
 app = typer.Typer(
     name="hetplan",
     help="Plan parallel training of large models on clusters whose parts differ.",
@@ -95,10 +92,13 @@ def run(arguments: Sequence[str]) -> int:
         complain(_usage_text(error))
         return error.exit_code
     except (KeyboardInterrupt, typer.Abort):
-        complain("interrupted")
-        return INTERRUPTED
+        code = INTERRUPTED
     except Exception as error:  # noqa: BLE001 - the last line of defence: nobody gets a traceback unasked
-        return _defect(error, debug=debug)
+        if not was_interrupted():
+            return _defect(error, debug=debug)
+        code = INTERRUPTED
+    if code == INTERRUPTED:
+        complain("interrupted")
     return code if isinstance(code, int) else 0
 
 
@@ -121,8 +121,3 @@ def _defect(error: Exception, *, debug: bool) -> int:
         "please report it with the output of the same command and --debug"
     )
     return INTERNAL_ERROR
-
-
-def main() -> None:
-    """Entry point of the installed script."""
-    sys.exit(run(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Annotated, Literal, TypeVar
 
@@ -50,6 +50,19 @@ CalibrationFile = Annotated[
 JsonFlag = Annotated[bool, typer.Option("--json", help="Print one JSON document.")]
 Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="No progress and no remarks on stderr.")]
 Verbose = Annotated[bool, typer.Option("-v", "--verbose", help="Every stage, every runner-up, what was dropped.")]
+
+
+def refuse_given(context: typer.Context, kept: Collection[str], reason: str) -> None:
+    """Refuse options that would have no effect; `kept` names the parameters that have one.
+
+    Raises:
+        UsageError: the user gave another one.
+    """
+    for parameter in context.command.params:
+        name = parameter.name or ""
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE" and name not in kept:
+            raise UsageError(f"{max(parameter.opts, key=len)} {reason}")
 
 
 def parse_counts(text: str | None, option: str, *, minimum: int = 1) -> tuple[int, ...] | None:

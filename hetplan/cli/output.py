@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -23,6 +24,8 @@ def show(text: str) -> None:
     Raises:
         UsageError: stdout cannot be written to.
     """
+    if sys.stdout is None:
+        raise UsageError("cannot write the result: stdout is closed")
     encoding = sys.stdout.encoding or "utf-8"
     line = text if text.endswith("\n") else text + "\n"
     try:
@@ -31,9 +34,9 @@ def show(text: str) -> None:
     except BrokenPipeError:
         _silence(sys.stdout)
         raise SystemExit(0) from None
-    except OSError as error:
+    except (OSError, ValueError) as error:
         _silence(sys.stdout)
-        raise UsageError(f"cannot write the result: {error.strerror or error}") from error
+        raise UsageError(f"cannot write the result: {_reason(error)}") from error
 
 
 def show_json(document: Mapping[str, Any]) -> None:
@@ -47,8 +50,10 @@ def json_text(document: Mapping[str, Any], *, indent: int | None = None) -> str:
 
 
 def remark(text: str) -> None:
-    """Write a line to stderr."""
-    with suppress(BrokenPipeError):
+    """Write a line to stderr; where that leads nowhere nobody is told."""
+    if sys.stderr is None:
+        return
+    with suppress(OSError, ValueError):
         sys.stderr.write(text + "\n")
         sys.stderr.flush()
 
@@ -68,16 +73,50 @@ def require_writable(path: Path | None) -> None:
     """Refuse a place no file can be written to before any work is done.
 
     Raises:
-        UsageError: the path is a folder, or its folder is missing or read-only.
+        UsageError: the path is a folder, leads nowhere, or its folder is missing or read-only.
     """
     if path is None:
         return
-    if path.is_dir():
+    mode = _mode_of(path)
+    if not str(path).strip() or (mode is not None and stat.S_ISDIR(mode)):
         raise UsageError(f"cannot write {path}: it is a folder")
-    if not path.parent.is_dir():
-        raise UsageError(f"cannot write {path}: there is no folder {path.parent}")
-    if not os.access(path.parent, os.W_OK) or (path.exists() and not os.access(path, os.W_OK)):
+    folder = _target(path).parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write {path}: there is no folder {path.parent if not path.is_symlink() else folder}")
+    is_plain = mode is None or stat.S_ISREG(mode)
+    if (is_plain and not os.access(folder, os.W_OK)) or (mode is not None and not os.access(path, os.W_OK)):
         raise UsageError(f"cannot write {path}: permission denied")
+
+
+def _mode_of(path: Path) -> int | None:
+    """Return the mode of what is at a path, None where nothing is.
+
+    Raises:
+        UsageError: the path cannot be followed (a loop of links, a name that is too long).
+    """
+    try:
+        return path.stat().st_mode
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (OSError, ValueError) as error:
+        raise UsageError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def _target(path: Path) -> Path:
+    """Return the place a file ends at, links followed.
+
+    Raises:
+        UsageError: the links lead in a circle.
+    """
+    try:
+        return path.resolve()
+    except (OSError, RuntimeError, ValueError) as error:
+        raise UsageError(f"cannot write {path}: {_reason(error)}") from error
+
+
+def _reason(error: Exception) -> str:
+    """Return why something could not be written, in words."""
+    return getattr(error, "strerror", None) or str(error)
 
 
 def write_whole(path: Path, text: str) -> None:
@@ -88,21 +127,21 @@ def write_whole(path: Path, text: str) -> None:
     Raises:
         UsageError: the file cannot be written.
     """
+    mode, target = _mode_of(path), _target(path)
     try:
-        if path.exists() and not path.is_file():
+        if mode is not None and not stat.S_ISREG(mode):
             path.write_text(text, encoding="utf-8")
             return
-        target = path.resolve()
-        handle, beside = tempfile.mkstemp(prefix=f".{target.name}.", dir=target.parent)
+        handle, beside = tempfile.mkstemp(prefix=".hetplan-", dir=target.parent)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UsageError(f"cannot write {path}: {_reason(error)}") from error
     try:
         with os.fdopen(handle, "w", encoding="utf-8", newline="\n") as file:
             file.write(text)
         os.chmod(beside, _mode(target))
         os.replace(beside, target)
     except OSError as error:
-        raise UsageError(f"cannot write {path}: {error.strerror or error}") from error
+        raise UsageError(f"cannot write {path}: {_reason(error)}") from error
     finally:
         with suppress(FileNotFoundError):
             os.unlink(beside)

@@ -143,7 +143,7 @@ def search(
     result = _found(job, request, quiet=quiet)
     _answer(job, result, out, as_json=as_json, full=verbose)
     if result.proof.status == "interrupted":
-        raise typer.Exit(130)
+        raise InterruptedSearchError(f"interrupted: the best plan so far {f'is in {out}' if out else 'is shown'}")
 
 
 def _time_budget_s(objective: str, within: float | None) -> float | None:

@@ -51,8 +51,13 @@ def test_a_link_keeps_pointing_at_the_file_it_names(tmp_path: Path) -> None:
     assert (tmp_path / "real.yaml").read_text() == "new"
 
 
-@pytest.mark.parametrize("name", [".", "missing/plan.yaml"])
+@pytest.mark.parametrize(
+    "name", [".", "missing/plan.yaml", "loop/plan.yaml", "loop", "lost", "file/plan.yaml", "x" * 300]
+)
 def test_impossible_places_are_refused_before_any_work(tmp_path: Path, name: str) -> None:
+    (tmp_path / "loop").symlink_to("loop")
+    (tmp_path / "lost").symlink_to("missing/plan.yaml")
+    (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="cannot write"):
         require_writable(tmp_path / name)
     with pytest.raises(UsageError, match="cannot write"):
@@ -97,3 +102,49 @@ def test_names_no_terminal_can_show_are_escaped() -> None:
     environment = os.environ | {"PYTHONIOENCODING": "ascii"}
     done = subprocess.run(command, capture_output=True, env=environment, timeout=30, check=True)
     assert done.stdout == b"caf\\xe9 \\udcff\n"
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may write everything")
+def test_a_read_only_folder_is_refused_before_any_work(tmp_path: Path) -> None:
+    tmp_path.chmod(0o500)
+    with pytest.raises(UsageError, match="permission denied"):
+        require_writable(tmp_path / "plan.yaml")
+
+
+def test_a_long_name_that_a_file_may_have_is_written(tmp_path: Path) -> None:
+    path = tmp_path / ("x" * 255)
+    require_writable(path)
+    write_whole(path, "text")
+    assert path.read_text() == "text"
+
+
+@pytest.mark.skipif(not Path("/bin/sh").exists(), reason="no shell")
+@pytest.mark.parametrize(("closed", "code"), [(">&-", 2), ("2>&-", 0), (">&- 2>&-", 2), ("<&-", 0)])
+def test_closed_streams_are_no_defect(closed: str, code: int) -> None:
+    command = f'"{sys.executable}" -m hetplan catalog models gpt2 {closed}'
+    done = subprocess.run(["/bin/sh", "-c", command], capture_output=True, text=True, timeout=60)
+    assert done.returncode == code
+    assert done.stderr == ("error: cannot write the result: stdout is closed\n" if closed == ">&-" else "")
+
+
+INTERRUPTED_AT = """
+import builtins, os, signal
+real = builtins.__import__
+def importing(name, *rest):
+    if name == WHERE:
+        os.kill(os.getpid(), signal.SIGINT)
+    return real(name, *rest)
+builtins.__import__ = importing
+from hetplan.cli.start import main
+main()
+"""
+
+
+@pytest.mark.parametrize(
+    "where", ["typer", "hetplan.cli.options", "numpy", "hetplan.plan.check", "hetplan.report.sizes"]
+)
+def test_an_interrupt_while_starting_ends_with_130_and_one_line(where: str) -> None:
+    command = [sys.executable, "-c", INTERRUPTED_AT.replace("WHERE", repr(where)), "size", "cluster_specs/ib-roce.yaml"]
+    command += ["gpt2", "--group", "ib", "--global-batch", "8", "--seq-len", "128", "--most", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path(__file__).parents[2])
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "error: interrupted\n")

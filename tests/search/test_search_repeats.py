@@ -74,7 +74,7 @@ def tell_then_interrupt(book):
     if book.best is not None or NOW:
         os.kill(os.getpid(), signal.SIGINT)
 Book.tell = tell_then_interrupt
-from hetplan.cli.main import main
+from hetplan.cli.start import main
 main()
 """
 
