@@ -389,7 +389,7 @@ def test_files_of_a_plan_are_looked_for_beside_it_and_here_only(
     assert (answer.code, answer.out) == (2, "")
     lines = (inner / "plan.yaml").read_text().splitlines()
     line = next(number for number, text in enumerate(lines, 1) if "small.yaml" in text)
-    where = f"plan.yaml:{line}:3: cluster.name"
+    where = f"plan.yaml:{line}:{lines[line - 1].index('name') + 1}: cluster.name"
     assert answer.err == f"error: {where}: there is no file 'small.yaml' beside the plan or in the current folder\n"
     (inner / "small.yaml").write_bytes((tmp_path / "small.yaml").read_bytes())
     (inner / "two.yaml").write_bytes((tmp_path / "two.yaml").read_bytes())
