@@ -15,6 +15,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 
 LAYERS = (
     ("errors", "units", "__init__"),
+    ("balance",),
     ("specs",),
     ("catalog",),
     ("costs",),
@@ -28,7 +29,7 @@ LAYERS = (
 RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 ONLY_IMPORTERS = {
-    "ortools": {"search"},
+    "ortools": {"balance", "search"},
     "scipy": {"search", "calibrate"},
     "typer": {"cli"},
     "rich": set(),
