@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetplan.cli.import_layers import KINDS as LAYER_KINDS
+from hetplan.cli.import_layers import layer_text
 from hetplan.cli.options import CalibrationFile, GlobalBatch, SeqLen, one_of
 from hetplan.errors import HetplanError, UsageError
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from hetplan.specs.importers.layout_settings import LayoutSettings
     from hetplan.specs.importers.merge import Draft
 
-KINDS = ("cluster", "model", "calibration", "plan", "here")
+KINDS = ("cluster", "model", "calibration", "plan", "here", *LAYER_KINDS)
 
 
 def import_(
@@ -30,7 +32,8 @@ def import_(
         typer.Argument(
             metavar="KIND",
             show_default=False,
-            help="What to make: cluster, model, calibration or plan; here: a cluster file of this machine. "
+            help="What to make: cluster, model, calibration or plan; here: a cluster file of this machine; "
+            "layer-times, layer-model: a calibration or model of measured layers. "
             "The name of a format (`hetplan import formats` lists them) reads all files as that format.",
         ),
     ],
@@ -68,6 +71,13 @@ def import_(
     global_batch: GlobalBatch = None,
     seq_len: SeqLen = None,
     calibration: CalibrationFile = None,
+    where: Annotated[
+        list[str] | None, typer.Option("--where", metavar="COLUMN=VALUE", help="Layers: only rows of that value.")
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Layers: what the files do not say; see the README."),
+    ] = None,
 ) -> None:
     """Read what other tools print; what they leave open is marked `# QUESTION:`."""
     from hetplan.cli.output import require_writable
@@ -81,6 +91,8 @@ def import_(
         text = _here(device, name)
     elif not paths:
         raise UsageError(f"hetplan import {kind} needs at least one file")
+    elif kind in LAYER_KINDS:
+        text = layer_text(kind, paths, (where or (), settings or ()), (name, device), seq_len)
     elif kind == "model":
         text = _model(paths, name)
     elif kind == "calibration":

@@ -13,8 +13,10 @@ import numpy as np
 from hetplan.costs.batch import Batches, peak_flop_per_s, rates
 from hetplan.costs.boundary import Boundaries
 from hetplan.costs.constants import constants_of
+from hetplan.costs.fitted_links import FittedLinks
 from hetplan.costs.flops import model_flop
 from hetplan.costs.links import Link
+from hetplan.costs.measured_layers import MeasuredLayers, states_size_alone
 from hetplan.costs.memory import MemoryModel, StageMemory, Tie, memory_model
 from hetplan.costs.optimizer import optimizer_s
 from hetplan.costs.power import power_w, usd_per_s
@@ -22,6 +24,7 @@ from hetplan.costs.records import Floats, Holders, LayerCosts, MemoryUse, ShardD
 from hetplan.costs.sync import SyncRing, sync_ring
 from hetplan.costs.table import FIELDS, cost_table, unlike_layers
 from hetplan.costs.ties import find_ties
+from hetplan.errors import CalibrationError
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Cluster, Group
 from hetplan.specs.model import Layer, Model
@@ -49,9 +52,26 @@ class Prices:
         self._ties: dict[int, tuple[Tie, ...]] = {}
         self._memory: dict[tuple[StageOption, Sharding, ShardDegrees], MemoryModel] = {}
         self._rings: dict[tuple[tuple[Holders, ...], bool], SyncRing] = {}
+        table, fits = calibration.layers, calibration.links
+        self._measured = None if table is None else MeasuredLayers(table, cluster, self._chain)
+        self._fitted = None if fits is None else FittedLinks(fits, cluster)
+        if table is None and states_size_alone(self._chain):
+            raise CalibrationError(
+                f"model {model.name!r} states the sizes of its layers and no work: give --calibration with measured"
+                " layers (hetplan import layer-times)"
+            )
+
+    def covers(self, option: StageOption) -> bool:
+        """Return whether the seconds of an option are known; where layers were measured, only measured ones are."""
+        return self._measured is None or self._measured.covers(option)
 
     def layers(self, option: StageOption) -> LayerCosts:
         """Costs of every layer of the chain, arrays of shape (layers,)."""
+        if self._measured is not None:
+            self._measured.require(option)
+        return self._layers_of(option)
+
+    def _layers_of(self, option: StageOption) -> LayerCosts:
         if option not in self._layers:
             row = self.table([option])
             self._layers[option] = LayerCosts(**{name: getattr(row, name)[0] for name in FIELDS})
@@ -59,7 +79,10 @@ class Prices:
 
     def table(self, options: Sequence[StageOption]) -> LayerCosts:
         """The same for many options at once, arrays of shape (options, layers)."""
-        return cost_table(self._unlike, self._index_l, self._batches.make(options))
+        costs = cost_table(self._unlike, self._index_l, self._batches.make(options))
+        if self._measured is None:
+            return costs
+        return self._measured.overlay(costs, options, self._input_bytes(options))
 
     def memory(
         self, option: StageOption, span: tuple[int, int], in_flight: int, sharding: Sharding, degrees: ShardDegrees
@@ -92,6 +115,8 @@ class Prices:
         The gradient takes as long on its way back. `same_node`: both meshes share a node (or a fast-link domain).
         """
         sample_bytes = self._sample_bytes(self._chain[layer])
+        if self._fitted is not None:
+            return self._fitted.transfer_s(sender, receiver, sample_bytes, same_node=same_node)
         return self._boundaries.seconds(sender, receiver, sample_bytes, same_node=same_node)
 
     def sync(self, params: float, holders: Sequence[Holders], sharding: Sharding, *, expert: bool = False) -> SyncCost:
@@ -101,8 +126,12 @@ class Prices:
         theirs. Holders in different groups or with different tp meet on the best network that joins them; the slowest
         part of the ring decides (see `costs.sync`).
         """
-        ring = self._ring(holders, expert=expert)
         num_bytes = params * self.workload.gradient_bytes
+        if self._fitted is not None:
+            whole_s = self._fitted.all_reduce_s(num_bytes, holders)
+            halves = (whole_s, 0.0) if sharding == "none" else (whole_s / 2, whole_s / 2)
+            return SyncCost(reduce_s=halves[0], gather_s=halves[1])
+        ring = self._ring(holders, expert=expert)
         if sharding == "none":
             reduce_s = ring.all_reduce_s(num_bytes)
             return SyncCost(reduce_s=reduce_s, gather_s=0.0, shared_lines=ring.shared_lines)
@@ -122,6 +151,10 @@ class Prices:
         gather_l = np.where(held_l, latency_s + bytes_s_l * self.workload.weight_bytes, 0.0)
         scatter_l = np.where(held_l, latency_s + bytes_s_l * self.workload.gradient_bytes, 0.0)
         return gather_l, scatter_l
+
+    def update_s(self, option: StageOption, first: int, end: int) -> float | None:
+        """Measured seconds a stage takes to update layers `first` to `end`; None where nothing was measured."""
+        return None if self._measured is None else self._measured.update_s(option, first, end)
 
     def optimizer_s(self, group: str, params: float) -> float:
         """Seconds one device of `group` takes to update `params` parameters (gradient norm included)."""
@@ -154,6 +187,12 @@ class Prices:
     def _group(self, name: str) -> Group:
         return self.cluster.group(name)
 
+    def _input_bytes(self, options: Sequence[StageOption]) -> Floats:
+        """Return the bytes of each layer's input on one rank, shape (options, layers)."""
+        before_l = np.concatenate([self._sample_bytes_l[:1], self._sample_bytes_l[:-1]])
+        samples_o = np.array([float(option.samples) for option in options])
+        return np.asarray(samples_o[:, None] * before_l[None, :])
+
     def _sample_bytes(self, layer: Layer) -> float:
         tokens = layer.tokens_per_sample or self.workload.seq_len
         return float(tokens * layer.width * self.workload.activation_bytes)
@@ -163,12 +202,15 @@ class Prices:
         if key not in self._memory:
             split = option.cp * (option.tp if self.workload.sequence_parallel else 1)
             stage = StageMemory(
-                costs=self.layers(option),
+                costs=self._layers_of(option),
                 boundary_bytes_l=self._sample_bytes_l * option.samples / split,
                 ties=self._ties_of(option.tp),
                 constants=constants_of(self._group(option.group), self.calibration),
             )
-            self._memory[key] = memory_model(stage, self.workload, sharding, degrees)
+            model = memory_model(stage, self.workload, sharding, degrees)
+            if self._measured is not None:
+                model = self._measured.memory(model, option, sharding, degrees)
+            self._memory[key] = model
         return self._memory[key]
 
     def _ties_of(self, tp: int) -> tuple[Tie, ...]:

@@ -15,7 +15,7 @@ from hetplan.costs.batch import Batch
 from hetplan.costs.communication import layer_communication
 from hetplan.costs.compute import Amount, layer_arithmetic
 from hetplan.costs.records import LayerCosts
-from hetplan.specs.model import Experts, Layer, Linear, Operator, Table, operator_params
+from hetplan.specs.model import Experts, Layer, Linear, Operator, Parameters, Table, operator_params
 
 FIELDS = tuple(LayerCosts.__dataclass_fields__)
 
@@ -98,5 +98,7 @@ def _split_params(operator: Operator, batch: Batch) -> Amount:
         case Linear(split="row"):
             bias = operator.outputs if operator.bias and not operator.tied else 0
             return (params - bias) / batch.tp_o + bias
+        case Parameters(cut_by=most) if most > 1:
+            return params / batch.tp_o
         case _:
             return params

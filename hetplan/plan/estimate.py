@@ -154,6 +154,7 @@ def _classes(
             backward_s=tuple(stage.backward_s for stage in work),
             weight_s=tuple(stage.weight_s for stage in work),
             p2p_s=p2p_s,
+            lock_step=prices.calibration.overlap.pipeline == "lock-step",
         )
         copies = tuple(np.flatnonzero(kind_c.ravel() == index).tolist())
         classes.append(CopyClass(durations=durations, copies=copies))

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from math import gcd
 
 from hetplan.plan.rules import Case, Violation, listed
-from hetplan.specs.model import Attention, Experts, Layer, Linear, Model
+from hetplan.specs.model import Attention, Experts, Layer, Linear, Model, Parameters
 
 
 def valid_tp(model: Model) -> tuple[int, ...]:
@@ -66,6 +66,9 @@ def _tp_widths(layer: Layer) -> Iterator[tuple[int, str]]:
         if isinstance(operator, Attention):
             yield operator.num_kv_heads, f"{operator.num_kv_heads} key/value heads"
             yield operator.num_heads, f"{operator.num_heads} attention heads"
+    for operator in layer.operators:
+        if isinstance(operator, Parameters) and operator.cut_by > 1:
+            yield operator.cut_by, f"the degree {operator.cut_by} a {layer.kind} is stated to be cut by"
     for operator in layer.operators:
         linears = operator.linears if isinstance(operator, Experts) else (operator,)
         for linear in linears:

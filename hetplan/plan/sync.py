@@ -280,13 +280,17 @@ def _optimizers(layout: Layout, prices: Prices, options: Sequence[Sequence[Stage
     seconds: dict[Mesh, float] = {}
     for row, replica in enumerate(layout.replicas):
         for q in range(replica.pp):
-            params = 0.0
+            params = measured_s = 0.0
             for v in range(q, len(replica.stages), replica.pp):
                 stage = replica.stages[v]
                 sums = span_sums(prices, options[row][v], stage.first_layer, stage.end_layer)
                 degrees = ShardDegrees() if layout.sharding == "none" else shard_degrees(layout, row, v)
-                params += sums[PARAMS] / degrees.dense + sums[EXPERT_PARAMS] / degrees.expert
-            seconds[row, q] = prices.optimizer_s(replica.stages[q].group, params)
+                update_s = prices.update_s(options[row][v], stage.first_layer, stage.end_layer)
+                if update_s is None:
+                    params += sums[PARAMS] / degrees.dense + sums[EXPERT_PARAMS] / degrees.expert
+                else:
+                    measured_s += update_s / degrees.dense
+            seconds[row, q] = measured_s or prices.optimizer_s(replica.stages[q].group, params)
     return seconds
 
 

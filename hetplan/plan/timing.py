@@ -8,6 +8,12 @@ it was made, one transfer after the other, each direction a line of its own, bes
     arrival(a) = max(end(a), arrival(previous transfer from that rank to that rank)) + p2p
 
 Only additions and maxima, in one fixed order, so an event loop that follows the same rules meets the same last digit.
+Where a calibration says so, a pipeline is timed in *lock step* instead, as planners do that know no schedule: with
+`t_s` both passes of a stage and `c_s` the two transfers it sends a microbatch (an end stage's one counts twice; in
+pipelines of at most three stages the first's counts once, as in the simulator of Strati 2025, Sailor, SOSP),
+
+    T = sum_s (t_s + c_s) + (m - 1) max_s (t_s + c_s)
+
 A schedule is turned once into flat index lists in an order that respects every dependency; pricing a pipeline is then
 one pass over them.
 """
@@ -26,6 +32,7 @@ from hetplan.plan.program import Action, Program, in_flight_1f1b, program
 from hetplan.plan.records import ScheduleName
 
 Ints = npt.NDArray[np.int32]
+SHORT_PIPELINE = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,6 +46,7 @@ class Durations:
     """The part of `backward_s` a split schedule does in ``W``."""
     p2p_s: tuple[float, ...]
     """One way; the gradient takes as long on its way back."""
+    lock_step: bool = False
 
     def without_p2p(self) -> Durations:
         """Return the same work on stages between which nothing takes time."""
@@ -47,6 +55,7 @@ class Durations:
             backward_s=self.backward_s,
             weight_s=self.weight_s,
             p2p_s=(0.0,) * len(self.p2p_s),
+            lock_step=self.lock_step,
         )
 
 
@@ -99,7 +108,28 @@ def pipeline_finish(schedule: ScheduleName, pp: int, num_microbatches: int, vpp:
     Raises:
         UsageError: the schedule cannot run these counts.
     """
+    if durations.lock_step:
+        return _in_lock_step(pp, num_microbatches, durations)
     return _run(_compiled(schedule, pp, num_microbatches, vpp), durations)
+
+
+def lock_step_s(num_microbatches: int, stage_s: Sequence[float], p2p_s: Sequence[float]) -> float:
+    """Return the seconds of a pipeline in lock step, from both passes of each stage and one transfer a boundary."""
+    num = len(stage_s)
+    paces = list(stage_s)
+    for s in range(num if num > 1 else 0):
+        if s == 0:
+            paces[s] += p2p_s[0] * (1 if num <= SHORT_PIPELINE else 2)
+        else:
+            paces[s] += p2p_s[s - 1] + p2p_s[s] if s < num - 1 else 2 * p2p_s[s - 1]
+    return sum(paces) + (num_microbatches - 1) * max(paces)
+
+
+def _in_lock_step(pp: int, num_microbatches: int, durations: Durations) -> Finish:
+    """Return one end for all; a rank's virtual stages work one after the other."""
+    totals = [f + b for f, b in zip(durations.forward_s, durations.backward_s, strict=True)]
+    end_s = lock_step_s(num_microbatches, [sum(totals[q::pp]) for q in range(pp)], durations.p2p_s[: pp - 1])
+    return Finish(rank_s=(end_s,) * pp, gradients_s=(end_s,) * len(totals))
 
 
 @lru_cache(maxsize=256)

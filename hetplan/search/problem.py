@@ -205,7 +205,11 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
     """
     limits, prices = problem.limits, problem.prices
     recomputes = limits.recompute
-    able = [m for m, mesh in enumerate(problem.meshes) if microbatch % mesh.dp == 0]
+    able = [
+        m
+        for m, mesh in enumerate(problem.meshes)
+        if microbatch % mesh.dp == 0 and any(prices.covers(mesh.option(microbatch, mode)) for mode in recomputes)
+    ]
     if not able:
         return None
     num_m, num_r, num_l = len(problem.meshes), len(recomputes), problem.num_layers

@@ -10,9 +10,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
+from hetplan.specs.layer_table import LayerTable, LinkFits
+
 ANY_NETWORK = "*"
 """Names the constants of every network that has none of its own."""
 Origin = Literal["measured", "fitted", "datasheet", "assumed"]
+PipelineTiming = Literal["exact", "lock-step"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,6 +90,9 @@ class Overlap:
     """Fully sharded layers fetch the next layer's weights while one computes."""
     tp_fraction: float = 0.0
     """Fraction of tensor-parallel communication hidden behind compute."""
+    pipeline: PipelineTiming = "exact"
+    """exact: stages run ahead and transfers hide as the schedule lets them. lock-step: nothing hides, the closed form
+    `sum(t) + (m - 1) max(t)` over stages that compute and then send (see `plan.timing`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,6 +105,10 @@ class Calibration:
     relative_error: float | None = None
     """Expected relative error of a predicted step time, where the calibration states one."""
     provenance: Mapping[str, str] = field(default_factory=dict)
+    layers: LayerTable | None = None
+    """Measured layers; where they are given, formulas for layers are not asked."""
+    links: LinkFits | None = None
+    """Bandwidth by message size; where it is given, constants of networks are not asked."""
 
     def device(self, name: str) -> DeviceConstants:
         """Return the constants of a device kind."""

@@ -99,6 +99,8 @@ class Parameters:
 
     name: str
     params: int
+    cut_by: int = 1
+    """Largest tp that cuts them; its divisors do as well. 1: replicated."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -10,7 +10,8 @@ overlap: {gradients: 0.8, gathers: true, tp_fraction: 0.0}
 relative_error: 0.08
 provenance: {software: torch 2.8}
 ```
-Every key is optional; what is missing keeps its assumed default. A network called `"*"` stands for every network that
+Every key is optional; what is missing keeps its assumed default. `layers:` and `links:` hold measured layers and links
+(see `read_layer_table`). A network called `"*"` stands for every network that
 is not named.
 """
 
@@ -20,12 +21,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from hetplan.specs.calibration import Calibration, DeviceConstants, NetworkConstants, Origin, Overlap
+from hetplan.specs.calibration import (
+    Calibration,
+    DeviceConstants,
+    NetworkConstants,
+    Origin,
+    Overlap,
+    PipelineTiming,
+)
 from hetplan.specs.decode import Fields, document_from_text, read_document
 from hetplan.specs.encode import scalar_text
+from hetplan.specs.read_layer_table import layer_lines, link_lines, read_layers, read_links
 from hetplan.units import UnitKind, quantity_text
 
 ORIGINS: tuple[Origin, ...] = ("measured", "fitted", "datasheet", "assumed")
+PIPELINES: tuple[PipelineTiming, ...] = ("exact", "lock-step")
 _TINY = 1e-6
 """Stands for "above zero" where a fraction divides."""
 
@@ -106,6 +116,8 @@ def _calibration(root: Fields) -> Calibration:
         overlap=_overlap(root.fields("overlap", required=False)),
         relative_error=root.number("relative_error", default=None, minimum=0.0, maximum=10.0),
         provenance={name: provenance.text(name) for name in provenance.names()},
+        layers=read_layers(root.fields("layers", required=False)),
+        links=read_links(root.fields("links", required=False)),
     )
     root.finish()
     return calibration
@@ -130,7 +142,12 @@ def _network(fields: Fields) -> NetworkConstants:
 def _overlap(fields: Fields) -> Overlap:
     """Decode what hides behind what."""
     values = _values(fields, OVERLAP_KEYS)
-    overlap = replace(Overlap(), gathers=fields.flag("gathers", default=Overlap().gathers), **values)
+    overlap = replace(
+        Overlap(),
+        gathers=fields.flag("gathers", default=Overlap().gathers),
+        pipeline=fields.choice("pipeline", PIPELINES, default="exact"),
+        **values,
+    )
     fields.finish()
     return overlap
 
@@ -167,12 +184,18 @@ def _lines(calibration: Calibration) -> Iterator[str]:
     yield "overlap:"
     yield from (f"  {line}" for line in _constants(calibration.overlap, OVERLAP_KEYS))
     yield f"  gathers: {scalar_text(calibration.overlap.gathers)}"
+    if calibration.overlap.pipeline != "exact":
+        yield f"  pipeline: {calibration.overlap.pipeline}"
     if calibration.relative_error is not None:
         yield f"relative_error: {scalar_text(calibration.relative_error)}"
     if calibration.provenance:
         yield "provenance:"
     for name, text in sorted(calibration.provenance.items()):
         yield f"  {scalar_text(name)}: {scalar_text(text)}"
+    if calibration.layers is not None:
+        yield from layer_lines(calibration.layers)
+    if calibration.links is not None:
+        yield from link_lines(calibration.links)
 
 
 def _constants(record: DeviceConstants | NetworkConstants | Overlap, keys: tuple[_Key, ...]) -> Iterator[str]:

@@ -52,7 +52,7 @@ def test_an_empty_calibration_assumes_everything():
     [
         (DEVICE_KEYS, DeviceConstants, {"origin"}),
         (NETWORK_KEYS, NetworkConstants, {"origin"}),
-        (OVERLAP_KEYS, Overlap, {"gathers"}),
+        (OVERLAP_KEYS, Overlap, {"gathers", "pipeline"}),
     ],
 )
 def test_every_constant_has_a_key(keys, record, others):
