@@ -40,7 +40,7 @@ class Activations:
 def layer_activations(layer: Layer, batch: Batch) -> Activations:
     """Return what one layer keeps without any recomputation."""
     tokens_o = batch.tokens_o(layer.tokens_per_sample)
-    parts = [_operator(operator, layer, batch, tokens_o) for operator in layer.operators]
+    parts = [operator_activations(operator, layer, batch) for operator in layer.operators]
     if layer.dropout and layer.kind != "head":
         num_masks = max(1, sum(_ends_block(operator) for operator in layer.operators))
         masks_o = num_masks * tokens_o * layer.width / batch.sequence_o
@@ -63,7 +63,9 @@ def _ends_block(operator: Operator) -> bool:
     return isinstance(operator, Experts) or (isinstance(operator, Linear) and operator.split == "row")
 
 
-def _operator(operator: Operator, layer: Layer, batch: Batch, tokens_o: Floats) -> Activations:
+def operator_activations(operator: Operator, layer: Layer, batch: Batch) -> Activations:
+    """Return what one operator keeps."""
+    tokens_o = batch.tokens_o(layer.tokens_per_sample)
     element = batch.workload.activation_bytes
     match operator:
         case Linear():

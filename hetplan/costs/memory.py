@@ -140,7 +140,7 @@ def memory_model(stage: StageMemory, workload: Workload, sharding: Sharding, deg
     if split_weights:
         buffers_l = buffers_l + 2 * (whole_l - weights_l) * workload.weight_bytes
     return MemoryModel(
-        weights_bytes_l=weights_l * workload.weight_bytes,
+        weights_bytes_l=(weights_l + costs.frozen_params) * workload.weight_bytes,
         gradients_bytes_l=gradients_l * workload.gradient_bytes,
         optimizer_bytes_l=optimizer_l * workload.optimizer_bytes,
         saved_bytes_l=costs.saved_bytes,

@@ -5,7 +5,7 @@ Array suffixes: `_l` one entry a layer of the model's chain; `_ol` options x lay
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
@@ -54,15 +54,17 @@ class LayerCosts:
     ep_backward_s: Floats
     """Communication inside the mesh that nothing hides."""
     params: Floats
-    """Parameters a rank holds, routed experts apart."""
+    """Parameters a rank trains, routed experts apart."""
     expert_params: Floats
-    """Parameters of routed experts a rank holds."""
+    """Parameters of routed experts a rank trains."""
     saved_bytes: Floats
     """Activations kept from a microbatch's forward to its backward pass."""
     working_bytes: Floats
     """Most bytes the layer needs at once on top of what is saved (recomputed activations, score matrices)."""
     logits_bytes: Floats
     """fp32 logits and their gradient (head layers only)."""
+    frozen_params: Floats = field(default_factory=lambda: np.zeros(1))
+    """Parameters a rank holds that do not train: neither gradient nor optimizer state, copied on every rank."""
 
     @property
     def forward_total_s(self) -> Floats:

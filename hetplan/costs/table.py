@@ -15,6 +15,7 @@ from hetplan.costs.batch import Batch
 from hetplan.costs.communication import layer_communication
 from hetplan.costs.compute import Amount, layer_arithmetic
 from hetplan.costs.records import LayerCosts
+from hetplan.costs.training import as_trained
 from hetplan.specs.model import Experts, Layer, Linear, Operator, Parameters, Table, operator_params
 
 FIELDS = tuple(LayerCosts.__dataclass_fields__)
@@ -26,7 +27,8 @@ def unlike_layers(chain: Sequence[Layer]) -> tuple[tuple[Layer, ...], npt.NDArra
     found: list[Layer] = []
     index_l = np.empty(len(chain), dtype=np.intp)
     for place, layer in enumerate(chain):
-        key = (layer.kind, layer.width, layer.operators, layer.tokens_per_sample, layer.dropout)
+        trains = (layer.gradients, layer.adapters)
+        key = (layer.kind, layer.width, layer.operators, layer.tokens_per_sample, layer.dropout, trains)
         if key not in places:
             places[key] = len(found)
             found.append(layer)
@@ -56,7 +58,7 @@ def layer_costs(layer: Layer, batch: Batch) -> dict[str, Amount]:
     repeated_o = np.where(repeats_core_o, kept.score_bytes, 0.0)
     repeated_o = np.where(repeats_all_o, kept.kept_bytes + kept.score_bytes, repeated_o)
     params, expert_params = rank_params(layer, batch)
-    return {
+    row: dict[str, Amount] = {
         "forward_s": work.forward_s,
         "backward_s": work.data_s + work.weight_s + recompute_o,
         "weight_gradient_s": work.weight_s,
@@ -69,10 +71,12 @@ def layer_costs(layer: Layer, batch: Batch) -> dict[str, Amount]:
         "ep_backward_s": talk.ep_backward_s + np.where(repeats_all_o, talk.ep_forward_s, 0.0),
         "params": params,
         "expert_params": expert_params,
+        "frozen_params": 0.0,
         "saved_bytes": np.where(repeats_all_o, input_bytes_o(layer, batch), saved_o),
         "working_bytes": kept.transient_bytes + repeated_o,
         "logits_bytes": kept.logits_bytes,
     }
+    return as_trained(layer, batch, row)
 
 
 def rank_params(layer: Layer, batch: Batch) -> tuple[Amount, Amount]:

@@ -16,7 +16,7 @@ import numpy as np
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import Floats, Holders, StageOption
 from hetplan.plan.records import Replica, Stage
-from hetplan.specs.model import Experts, Layer, Linear, Table, layer_params, operator_params
+from hetplan.specs.model import Experts, Layer, Linear, Table, operator_params, trained_params
 from hetplan.specs.workload import Sharding
 
 
@@ -152,13 +152,15 @@ def boundary_seconds(prices: Prices, sender: StageOption, receiver: StageOption,
 
 @lru_cache(maxsize=8)
 def whole_params(prices: Prices) -> tuple[Floats, Floats]:
-    """Return the parameters of each layer of the chain before any split: routed experts apart, and routed experts."""
+    """Return the trained parameters of each layer before any split: routed experts apart, and routed experts."""
     chain = prices.model.chain
     expert_l = np.array([_expert_params(layer) for layer in chain], dtype=np.float64)
-    return np.array([layer_params(layer) for layer in chain], dtype=np.float64) - expert_l, expert_l
+    return np.array([trained_params(layer) for layer in chain], dtype=np.float64) - expert_l, expert_l
 
 
 def _expert_params(layer: Layer) -> int:
+    if layer.gradients != "all":
+        return 0
     return sum(
         operator.num_experts * sum(operator_params(linear) for linear in operator.linears)
         for operator in layer.operators

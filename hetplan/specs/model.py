@@ -16,6 +16,8 @@ from typing import Literal
 
 Split = Literal["column", "row", "vocab", "none"]
 """column: outputs cut by tp; row: inputs cut by tp; vocab: the words of a table or head cut by tp; none: replicated."""
+Gradients = Literal["all", "input", "none"]
+"""What a layer's backward pass makes: everything, its input's gradient only, or nothing (there is no such pass)."""
 LayerKind = Literal["embedding", "decoder", "encoder", "projector", "mtp", "head"]
 
 
@@ -127,6 +129,9 @@ class Layer:
     dropout: bool = False
     counted: bool = True
     """False: trained and priced, but left out of the published parameter count (multi-token prediction)."""
+    gradients: Gradients = "all"
+    adapters: tuple[Linear, ...] = ()
+    """Products that train beside a frozen layer's own (low-rank adapters)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +182,11 @@ def operator_params(operator: Operator) -> int:
 def layer_params(layer: Layer) -> int:
     """Parameters one layer holds."""
     return sum(operator_params(operator) for operator in layer.operators)
+
+
+def trained_params(layer: Layer) -> int:
+    """Parameters of one layer that get gradients: all, those of its adapters, or none."""
+    return layer_params(layer) if layer.gradients == "all" else sum(map(operator_params, layer.adapters))
 
 
 def model_params(model: Model) -> int:
