@@ -16,12 +16,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from hetplan.errors import HetplanError, Location
+from hetplan.errors import HetplanError, Location, UsageError
 from hetplan.specs.decode import Fields, document_from_text, read_document
 from hetplan.specs.importers.hugging_face import model_from_config
 from hetplan.specs.model import Model
 from hetplan.specs.read_layers import read_layers
 from hetplan.specs.read_modules import read_modules
+from hetplan.specs.training import parse_rule, with_training
 from hetplan.units import show
 
 FindConfig = Callable[[str], Mapping[str, Any]]
@@ -59,8 +60,22 @@ def _model(fields: Fields, path: Path, find_config: FindConfig) -> Model:
         model = _configured(fields, name, path, find_config)
     else:
         model = read_modules(fields, name) if fields.has("modules") else read_layers(fields, name)
+    model = _trained(fields, model)
     fields.finish()
     return model if source is None else replace(model, sources={"source": source, **model.sources})
+
+
+def _trained(fields: Fields, model: Model) -> Model:
+    """Return the model with its modules trained as `train:` says (`vision: frozen`, `language: lora(16)`)."""
+    if not fields.has("train"):
+        return model
+    rules = fields.fields("train")
+    try:
+        found = with_training(model, {name: parse_rule(rules.text(name)) for name in rules.names()})
+    except UsageError as error:
+        raise fields.error(str(error), "train") from None
+    rules.finish()
+    return found
 
 
 def _expect_kind(fields: Fields) -> None:
