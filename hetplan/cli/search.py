@@ -45,11 +45,12 @@ def search(
         str, typer.Option("--engine", metavar="ENGINE", help="Only plans this engine can run.")
     ] = "hetplan",
     objective: Annotated[
-        Literal["time", "cost", "energy", "cost-within-time"], typer.Option("--objective", help="What to minimise.")
+        Literal["time", "cost", "energy", "cost-within-time", "devices"],
+        typer.Option("--objective", help="What to minimise."),
     ] = "time",
     within: Annotated[
         float | None,
-        typer.Option("--within", metavar="SECONDS", help="Longest step allowed (cost-within-time)."),
+        typer.Option("--within", metavar="SECONDS", help="Longest step allowed (cost-within-time, devices)."),
     ] = None,
     pin: Annotated[
         str | None, typer.Option("--pin", metavar="LIST", help="Layers a stage: 11,12,12,11 or a Megatron layout.")
@@ -76,6 +77,12 @@ def search(
     ] = None,
     uniform: Annotated[
         bool, typer.Option("--uniform", help="Equal degrees, cuts and batch shares everywhere.")
+    ] = False,
+    uniform_microbatches: Annotated[
+        bool, typer.Option("--uniform-microbatches", help="Equal batch shares everywhere; degrees and cuts are free.")
+    ] = False,
+    equal_dp: Annotated[
+        bool, typer.Option("--equal-dp", help="Equal dp in all stages of a replica.")
     ] = False,
     max_shapes: Annotated[
         int | None, typer.Option("--max-shapes", metavar="K", min=1, help="Most different replica shapes.")
@@ -127,6 +134,8 @@ def search(
         pin=pin,
         exclude=tuple(exclude or ()),
         uniform=uniform,
+        uniform_microbatches=uniform_microbatches,
+        equal_dp=equal_dp,
         max_shapes=max_shapes,
     )
     request = SearchRequest(
@@ -147,8 +156,8 @@ def search(
 
 
 def _time_budget_s(objective: str, within: float | None) -> float | None:
-    if (objective == "cost-within-time") != (within is not None):
-        raise UsageError("--within SECONDS and --objective cost-within-time go together")
+    if (objective in ("cost-within-time", "devices")) != (within is not None):
+        raise UsageError("--within SECONDS and --objective cost-within-time or devices go together")
     if within is not None and not 0 < within < float("inf"):
         raise UsageError(f"--within: {within} is not a number of seconds above 0")
     return within

@@ -32,6 +32,8 @@ class LimitWords:
     pin: str | None = None
     exclude: tuple[str, ...] = ()
     uniform: bool = False
+    uniform_microbatches: bool = False
+    equal_dp: bool = False
     max_shapes: int | None = None
 
 
@@ -60,6 +62,7 @@ def limits_from(words: LimitWords, cluster: Cluster, model: Model) -> Limits:
     }
     if words.uniform:
         given |= {"uniform_degrees": True, "uniform_cuts": True, "equal_cuts": True, "uniform_microbatches": True}
+    given |= {name: True for name in ("uniform_microbatches", "equal_dp") if getattr(words, name)}
     return replace(engine, **{name: value for name, value in given.items() if value is not None})
 
 

@@ -33,7 +33,7 @@ from hetplan.specs.read_workload import (
 from hetplan.specs.workload import RECOMPUTES, SHARDINGS
 
 ORIGINS = ("measured", "fitted", "datasheet", "assumed")
-OBJECTIVES = ("time", "cost", "energy", "cost-within-time")
+OBJECTIVES = ("time", "cost", "energy", "cost-within-time", "devices")
 STATUSES: tuple[Status, ...] = ("optimal", "feasible", "limit", "interrupted", "given")
 _RANGE = re.compile(r"(0|[1-9][0-9]{0,11})(?:-(0|[1-9][0-9]{0,11}))?")
 _SHA256 = re.compile(r"[0-9a-f]{64}")

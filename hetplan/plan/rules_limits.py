@@ -137,6 +137,16 @@ def uniform_microbatches(case: Case) -> Iterator[Violation]:
             return
 
 
+def equal_dp(case: Case) -> Iterator[Violation]:
+    """All stages of a row have the same dp."""
+    if not case.limits.equal_dp:
+        return
+    for row, replica in enumerate(case.layout.replicas):
+        degrees = [stage.dp for stage in replica.stages]
+        if len(set(degrees)) > 1:
+            yield _refuse(row_place(row), f"stages must have equal dp, not {listed(degrees)}")
+
+
 def enough_decoders(case: Case) -> Iterator[Violation]:
     """Every stage holds at least `min_decoder_layers` decoder layers."""
     least = case.limits.min_decoder_layers
@@ -179,6 +189,7 @@ LIMIT_RULES = (
     uniform_cuts,
     equal_cuts,
     uniform_microbatches,
+    equal_dp,
     enough_decoders,
     pinned_layers,
     excluded_groups,

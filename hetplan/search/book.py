@@ -103,13 +103,13 @@ class Book:
             self._dropped[violations[0].rule] += 1
             return
         found = estimate(placed, prices)
-        value = objective_value(found, self.request)
+        value = objective_value(found, self.request, placed.num_devices)
         if value is not None and math.isfinite(value):
             yield Priced(value=value, candidate=Candidate(layout=placed, estimate=found))
 
     def add_candidate(self, candidate: Candidate) -> None:
         """Keep a valid candidate found elsewhere."""
-        value = objective_value(candidate.estimate, self.request)
+        value = objective_value(candidate.estimate, self.request, candidate.layout.num_devices)
         if value is not None:
             self.add(Priced(value=value, candidate=candidate))
 

@@ -36,7 +36,7 @@ def row_key(replica: Replica) -> tuple[object, ...]:
     return (len(stages), stages, replica.microbatch, replica.num_microbatches, replica.vpp)
 
 
-def objective_value(found: Estimate, request: SearchRequest) -> float | None:
+def objective_value(found: Estimate, request: SearchRequest, num_devices: int = 0) -> float | None:
     """Return what the request minimises; None where a plan does not qualify (no price, over the time budget)."""
     match request.objective:
         case "time":
@@ -46,8 +46,13 @@ def objective_value(found: Estimate, request: SearchRequest) -> float | None:
         case "cost":
             return found.usd_per_step
         case "cost-within-time":
-            late = request.time_budget_s is not None and found.step_s > request.time_budget_s
-            return None if late else found.usd_per_step
+            return None if _is_late(found, request) else found.usd_per_step
+        case "devices":
+            return None if _is_late(found, request) else float(num_devices)
+
+
+def _is_late(found: Estimate, request: SearchRequest) -> bool:
+    return request.time_budget_s is not None and found.step_s > request.time_budget_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +91,7 @@ class Pricer:
                 continue
             found = estimate(placed, self.prices)
             if not violations:
-                value = objective_value(found, self.request)
+                value = objective_value(found, self.request, placed.num_devices)
                 if value is not None:
                     yield Priced(value=value, candidate=Candidate(layout=placed, estimate=found))
                 continue

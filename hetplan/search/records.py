@@ -9,7 +9,7 @@ from typing import Literal
 from hetplan.plan.limits import Limits
 from hetplan.plan.records import Estimate, Layout, Proof
 
-Objective = Literal["time", "cost", "energy", "cost-within-time"]
+Objective = Literal["time", "cost", "energy", "cost-within-time", "devices"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,7 +18,7 @@ class SearchRequest:
 
     objective: Objective = "time"
     time_budget_s: float | None = None
-    """Longest step allowed (objective `cost-within-time`)."""
+    """Longest step allowed (objectives `cost-within-time` and `devices`)."""
     limits: Limits = field(default_factory=Limits)
     engine: str = "hetplan"
     effort: float = 10.0

@@ -17,6 +17,7 @@ from hetplan.costs.prices import Prices
 from hetplan.errors import EffortError, InfeasibleError, InterruptedSearchError, UsageError
 from hetplan.plan.records import Layout, Proof, Status
 from hetplan.search.book import Book, TimeLimitError
+from hetplan.search.classes import asks_for_equal_shares, price_equal_shares
 from hetplan.search.compare import alternatives_of, hetero_efficiency
 from hetplan.search.exhaustive import exhaustive
 from hetplan.search.exhaustive_space import microbatch_sizes
@@ -33,6 +34,7 @@ SMALL_DEVICES = 12
 TINY_DEVICES = 6
 SMALL_BUDGET, TINY_BUDGET = 2_000_000, 8_000_000
 """Visits of the exhaustive search at the default effort of 10, on up to so many devices."""
+SPACE_EQUAL = "plans of one replica shape, all replicas with equal shares, stages of equal devices side by side"
 SPACE_ALL = "all plans the rules and limits allow"
 
 
@@ -73,8 +75,8 @@ def search(prices: Prices, request: SearchRequest, progress: Callable[[Progress]
 
 
 def _check_request(request: SearchRequest) -> None:
-    if request.objective == "cost-within-time" and request.time_budget_s is None:
-        raise UsageError("the objective cost-within-time needs a time budget (--within)")
+    if request.objective in ("cost-within-time", "devices") and request.time_budget_s is None:
+        raise UsageError(f"the objective {request.objective} needs a time budget (--within)")
     if not (request.effort > 0 and math.isfinite(request.effort)):
         raise UsageError("effort must be positive and finite")
     if not 0 <= request.seed < 1 << 31:
@@ -85,6 +87,13 @@ def _explore(book: Book) -> tuple[str, bool]:
     """Fill the book; return the space its bound speaks of and whether that space was searched to the end."""
     problem, limits = book.problem, book.problem.limits
     devices = sum(problem.devices_g)
+    if asks_for_equal_shares(book.request):
+        bound = price_equal_shares(book)
+        if book.best is None:
+            price_grids(book, equal_cuts=False)
+        book.raise_bound(bound)
+        book.floor = book.bound
+        return SPACE_EQUAL, False
     if limits.uniform_degrees or limits.uniform_cuts or limits.equal_cuts or limits.uniform_microbatches:
         price_grids(book, equal_cuts=limits.equal_cuts)
         space, floor = "uniform grids", value_floor(book.problem, book.request, [])
