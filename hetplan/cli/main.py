@@ -20,6 +20,7 @@ from hetplan.cli import (
     explain,
     fit,
     import_,
+    profile,
     replan,
     report,
     search,
@@ -54,6 +55,7 @@ for command in (
     size.size,
     fit.fit,
     calibrate.calibrate,
+    profile.profile,
     catalog.catalog,
     env.env,
 ):

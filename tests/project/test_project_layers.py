@@ -22,7 +22,8 @@ LAYERS = (
     ("plan",),
     ("search", "simulate", "emit", "calibrate"),
     ("report",),
-    ("profiling", "runtime"),
+    ("runtime",),
+    ("profiling",),
     ("cli",),
     ("__main__",),
 )
@@ -30,7 +31,7 @@ RANK = {name: rank for rank, names in enumerate(LAYERS) for name in names}
 
 ONLY_IMPORTERS = {
     "ortools": {"balance", "search"},
-    "scipy": {"search", "calibrate"},
+    "scipy": {"search", "calibrate", "profiling"},
     "typer": {"cli"},
     "rich": set(),
     "torch": {"profiling", "runtime"},
