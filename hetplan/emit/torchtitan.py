@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 from hetplan.emit.ranks import ranks_of
 from hetplan.emit.records import Engine, Job
+from hetplan.errors import CheckFailedError
 from hetplan.plan.module_names import module_names
 from hetplan.plan.records import Replica, ScheduleName
 from hetplan.specs.workload import Sharding
@@ -43,13 +44,20 @@ def plan():
     config.training.num_tokens_per_microbatch_per_dp_rank = {micro} * {seq_len}
     config.training.num_tokens_per_train_step = {batch} * {seq_len}
     config.training.max_context_length = {seq_len}
-    config.activation_checkpoint = {recompute}
+{training}    config.activation_checkpoint = {recompute}
     return config
 '''
 
 
 def emit_torchtitan(job: Job) -> Engine:
-    """Return a plan as a torchtitan configuration."""
+    """Return a plan as a torchtitan configuration.
+
+    Raises:
+        CheckFailedError: torchtitan has no such mesh.
+    """
+    stage = job.layout.replicas[0].stages[0]
+    if stage.ep > 1 and job.layout.sharding == "none":
+        raise CheckFailedError("torchtitan cannot place experts (ep) on ranks that share nothing; shard gradients")
     base = BASES.get(job.model.name)
     fill_in = (
         {}
@@ -107,8 +115,19 @@ def _config(job: Job, base: tuple[str, str] | None) -> str:
         micro=replica.microbatch // replica.stages[0].dp,
         batch=job.layout.num_samples,
         seq_len=job.workload.seq_len,
+        training=_training(job, replica),
         recompute=recompute,
     )
+
+
+def _training(job: Job, replica: Replica) -> str:
+    """Return what a plan asks beside sizes: CUDA graphs know neither pipelines nor exchanges between experts."""
+    lines = ""
+    if replica.pp > 1 or replica.stages[0].ep > 1:
+        lines += "    config.training.disable_cuda_graphs = True\n"
+    if job.workload.precision == "fp32":
+        lines += '    config.training.mixed_precision_param = "float32"\n'
+    return lines
 
 
 def _parallelism(job: Job, replica: Replica) -> dict[str, str]:
