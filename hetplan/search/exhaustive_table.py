@@ -82,6 +82,8 @@ def stage_table(
         possible = _divisible(prices, mesh.tp)
         for r, recompute in reversed(list(enumerate(context.recomputes))):
             option = mesh.option(microbatch, recompute)
+            if not prices.covers(option):
+                continue
             room = prices.capacity_bytes(mesh.group) * LENIENT
             spans = [_spans(part) for part in _passes(prices, mesh, context, prices.layers(option))]
             finite = possible & np.isfinite(sum(spans))
@@ -168,9 +170,9 @@ def _after(prices: Prices, mesh: Mesh, context: Context, passes_s: tuple[Floats,
 
 def _optimizer(prices: Prices, mesh: Mesh, context: Context, spare: int) -> Floats:
     """Return the least seconds of the optimizer on every span, (N + 1, N + 1)."""
-    costs = prices.layers(mesh.option(mesh.dp, context.recomputes[0]))
+    costs = prices.table([mesh.option(mesh.dp, context.recomputes[0])])
     degrees = ShardDegrees() if context.sharding == "none" else most_degrees(mesh, spare)
-    each_l = costs.params / degrees.dense + costs.expert_params / degrees.expert
+    each_l = costs.params[0] / degrees.dense + costs.expert_params[0] / degrees.expert
     seconds_l = np.array([prices.optimizer_s(mesh.group, float(params)) for params in each_l])
     return _spans(seconds_l)
 

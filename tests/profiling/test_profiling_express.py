@@ -29,6 +29,8 @@ from hetplan.profiling.here import cluster_text
 from hetplan.profiling.network_figures import Networks, sharing_notes
 from hetplan.profiling.records import Survey
 from hetplan.profiling.story import document, spread_note, story
+from hetplan.search.records import SearchRequest
+from hetplan.search.solve import search
 from hetplan.specs.read_calibration import calibration_from_text, calibration_text
 from hetplan.specs.read_cluster import cluster_from_text
 from hetplan.specs.workload import Workload
@@ -149,3 +151,12 @@ def test_story_and_document_hold_every_figure() -> None:
     alone = survey.ranks[0].figures
     each = len(alone.gemms) + len(alone.attentions) + len(alone.traffic) + 1 + 2 * len(alone.layers)
     assert len(figures) == 2 * each + len(survey.links)
+
+
+def test_a_search_keeps_to_what_was_measured() -> None:
+    survey = two_ranks_of_one_host(three_layers())
+    calibration, devices = calibration_of(survey, MODEL, UNKNOWN)
+    cluster = cluster_from_text(cluster_text(survey, devices, "here"), "here.yaml", find_device)
+    prices = price(cluster, MODEL, Workload(seq_len=128, global_batch=8, precision="fp32"), calibration)
+    (replica,) = search(prices, SearchRequest()).best.layout.replicas
+    assert (replica.microbatch, replica.num_samples) == (1, 8)
