@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from textwrap import wrap
 
 from hetplan.plan.records import Estimate, Layout, Replica, Stage, StageEstimate
 from hetplan.plan.rules import row_place
 from hetplan.report.nodes import node_names, nodes_of
-from hetplan.report.tables import bar, percent, table
+from hetplan.report.tables import WIDTH, bar, percent, table
 from hetplan.specs.cluster import Cluster
 from hetplan.specs.hostlist import hostlist_text
 from hetplan.specs.model import Model
@@ -53,19 +54,24 @@ class Setting:
 
 
 def headline(layout: Layout, setting: Setting) -> str:
-    """Return what the layout is for and what holds for all of it, in at most two lines."""
+    """Return what the layout is for and what holds for all of it, in two lines (more where names are long)."""
     workload = setting.workload
     batch = f"{workload.global_batch:,} samples of {workload.seq_len:,} tokens a step"
     used, there_are = layout.num_devices, setting.cluster.num_devices
     sharding = "nothing sharded" if layout.sharding == "none" else f"sharding {layout.sharding}"
-    return (
-        f"{setting.model.name} on {setting.cluster.name}: {batch}\n"
-        f"{workload.precision}, {layout.schedule}, {sharding}, {used:,} of {there_are:,} devices"
+    return "\n".join(
+        [
+            *wrap(f"{setting.model.name} on {setting.cluster.name}: {batch}", WIDTH, break_on_hyphens=False),
+            f"{workload.precision}, {layout.schedule}, {sharding}, {used:,} of {there_are:,} devices",
+        ]
     )
 
 
 def layout_table(layout: Layout, estimate: Estimate, setting: Setting, *, full: bool = False) -> str:
-    """Return the table of replica shapes and stages; `full` joins no rows and cuts no names, however wide that is."""
+    """Return the table of replica shapes and stages; `full` joins no rows and cuts no names, however wide that is.
+
+    Where the table is wider than a report, memory has no bars; only then are names of nodes cut.
+    """
     cluster, model = setting.cluster, setting.model
     found = {(use.replica, use.stage): use for use in estimate.stages}
     names = node_names(cluster)
@@ -76,11 +82,18 @@ def layout_table(layout: Layout, estimate: Estimate, setting: Setting, *, full: 
     if not full and sum(map(len, shapes)) > MOST_ROWS:
         shapes = [_join(rows) for rows in shapes]
     shown = _shown_degrees(layout)
-    rows: list[Sequence[str] | str] = []
-    for i, (replica, stages) in enumerate(zip(layout.replicas, shapes, strict=True)):
-        rows.append(f"{shape_name(i)}: {replica_text(replica)}")
-        rows += [_cells(row, shown) for row in stages]
-    return table(_HEADERS, rows, shrink="" if full else "nodes")
+
+    def text(*, bars: bool, shrink: str = "") -> str:
+        rows: list[Sequence[str] | str] = []
+        for i, (replica, stages) in enumerate(zip(layout.replicas, shapes, strict=True)):
+            rows.append(f"{shape_name(i)}: {replica_text(replica)}")
+            rows += [_cells(row, shown, bars=bars) for row in stages]
+        return table(_HEADERS, rows, shrink=shrink)
+
+    found_text = text(bars=True)
+    if max(map(len, found_text.splitlines())) <= WIDTH:
+        return found_text
+    return text(bars=False, shrink="" if full else "nodes")
 
 
 def shape_name(index: int) -> str:
@@ -146,7 +159,7 @@ def _shown_degrees(layout: Layout) -> set[str]:
     return {"tp"} | {name for name in ("dp", "cp", "ep") if any(getattr(stage, name) > 1 for stage in stages)}
 
 
-def _cells(row: _StageRow, shown: set[str]) -> tuple[str, ...]:
+def _cells(row: _StageRow, shown: set[str], *, bars: bool) -> tuple[str, ...]:
     degrees = (str(getattr(row.stage, name)) if name in shown else "" for name in ("tp", "dp", "cp", "ep"))
     return (
         str(row.first) if row.first == row.last else f"{row.first}-{row.last}",
@@ -156,5 +169,5 @@ def _cells(row: _StageRow, shown: set[str]) -> tuple[str, ...]:
         *degrees,
         row.stage.recompute,
         format_seconds(row.microbatch_s),
-        f"{percent(row.memory).rjust(5)} {bar(row.memory, 8)}",
+        f"{percent(row.memory).rjust(5)} {bar(row.memory, 8)}" if bars else percent(row.memory),
     )

@@ -47,9 +47,15 @@ def _is_number(cell: str) -> bool:
 
 
 def pairs(rows: Sequence[tuple[str, str]]) -> str:
-    """Return `name  value` lines with the values aligned."""
+    """Return `name  value` lines with the values aligned and wrapped to the report's width."""
     width = max((len(name) for name, _ in rows), default=0)
-    return "\n".join(f"{name.ljust(width)}{_GAP}{value}".rstrip() for name, value in rows)
+    room = WIDTH - width - len(_GAP)
+    lines: list[str] = []
+    for name, value in rows:
+        first, *more = wrap(value, room, break_long_words=False, break_on_hyphens=False) or [""]
+        lines.append(f"{name.ljust(width)}{_GAP}{first}".rstrip())
+        lines += [" " * (width + len(_GAP)) + text for text in more]
+    return "\n".join(lines)
 
 
 def bar(fraction: float, width: int = 10) -> str:
