@@ -20,7 +20,14 @@ import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from hetplan.costs.compute import FLASH_BACKWARD_FACTOR, misalignment_o
-from hetplan.profiling.records import AttentionFigure, GemmFigure, LinkFigure, TrafficFigure
+from hetplan.profiling.records import (
+    STEADY_SPREAD,
+    AttentionFigure,
+    GemmFigure,
+    LinkFigure,
+    Timing,
+    TrafficFigure,
+)
 from hetplan.specs.workload import BYTES_PER_ELEMENT
 
 Floats = npt.NDArray[np.float64]
@@ -60,7 +67,7 @@ def fit_gemms(figures: Sequence[GemmFigure], peaks: Mapping[str, float], memory_
     peak = np.array([peaks[figure.precision] for figure in figures])
     steps = np.array([float(misalignment_o((f.rows, f.inputs, f.outputs))) for f in figures])
     moved = np.array([_moved(figure) for figure in figures])
-    weights = np.array([1.0 if figure.timing.is_steady else 0.3 for figure in figures])
+    weights = np.array([_trust(figure.timing) for figure in figures])
     best = float(np.max(flop / (peak * measured_s)))
 
     def predicted(unknowns: Floats) -> Floats:
@@ -89,6 +96,11 @@ def fit_gemms(figures: Sequence[GemmFigure], peaks: Mapping[str, float], memory_
     )
 
 
+def _trust(timing: Timing) -> float:
+    """Weigh a figure by how well its repetitions agree."""
+    return min(1.0, STEADY_SPREAD / max(timing.spread, 1e-9))
+
+
 def _moved(figure: GemmFigure) -> float:
     element = BYTES_PER_ELEMENT[figure.precision]
     return float(element) * (
@@ -113,7 +125,7 @@ def traffic_rate(figures: Iterable[TrafficFigure]) -> float:
 
 def fit_sends(figures: Sequence[LinkFigure]) -> Line:
     """Return the line of transfers."""
-    return _line([(float(f.num_bytes), 1.0, f.timing.seconds) for f in figures])
+    return _line([(float(f.num_bytes), 1.0, f.timing) for f in figures])
 
 
 def fit_all_reduces(figures: Sequence[LinkFigure]) -> Line:
@@ -121,20 +133,22 @@ def fit_all_reduces(figures: Sequence[LinkFigure]) -> Line:
     rows = []
     for figure in figures:
         n = len(figure.ranks)
-        rows.append((2.0 * (n - 1) / n * figure.num_bytes, 2.0 * (n - 1), figure.timing.seconds))
+        rows.append((2.0 * (n - 1) / n * figure.num_bytes, 2.0 * (n - 1), figure.timing))
     return _line(rows)
 
 
-def _line(rows: Sequence[tuple[float, float, float]]) -> Line:
-    """Fit seconds to `steps * latency + bytes * s_per_byte` from rows of (bytes, steps, seconds)."""
-    moved, steps, measured_s = (np.array(column) for column in zip(*rows, strict=True))
+def _line(rows: Sequence[tuple[float, float, Timing]]) -> Line:
+    """Fit seconds to `steps * latency + bytes * s_per_byte` from rows of (bytes, steps, timing)."""
+    moved, steps = np.array([row[0] for row in rows]), np.array([row[1] for row in rows])
+    measured_s = np.array([row[2].seconds for row in rows])
+    weights = np.array([_trust(row[2]) for row in rows])
     fastest = float(np.min(measured_s / moved))
 
     def predicted(unknowns: Floats) -> Floats:
         return np.asarray(np.exp(unknowns[0]) * steps + np.exp(unknowns[1]) * moved)
 
     def misses(unknowns: Floats) -> Floats:
-        return np.asarray(np.log(predicted(unknowns) / measured_s))
+        return np.asarray(weights * np.log(predicted(unknowns) / measured_s))
 
     found = least_squares(
         misses,

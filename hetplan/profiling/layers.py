@@ -32,7 +32,7 @@ from hetplan.specs.model import Loss, Model
 
 IN_A_ROW = 4
 QUICK_IN_A_ROW = 2
-LONGEST_S, QUICK_LONGEST_S = 20.0, 1.5
+LONGEST_S, QUICK_LONGEST_S = 20.0, 3.0
 """Assumed: repetitions of one case may take so long; larger microbatches of the layer are then left out."""
 FEWEST, MOST = 7, 60
 
@@ -83,6 +83,7 @@ class LayerBench:
             axis = Axis(degree=case.tp, rank=rank, group=groups[mine]) if case.tp > 1 else Axis()
             figure = self._measure(case, Mesh(tp=axis, sequence_parallel=self._wish.sequence_parallel))
             once_s = figure.forward.seconds + figure.backward.seconds
+            once_s *= self._watch.speed if case.tp == 1 else 1.0
         self._last_s[case.index, case.tp] = (case.samples, max(self._ranks.gather(once_s)))
         return (figure,) if figure else ()
 
