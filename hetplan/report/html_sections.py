@@ -17,7 +17,7 @@ from hetplan.report.html_rows import (
     num_decoders,
     swatch,
 )
-from hetplan.report.layouts import Setting, headline
+from hetplan.report.layouts import Setting, headline_parts
 from hetplan.report.nodes import node_names, nodes_of
 from hetplan.report.svg_bars import PART_CLASSES, parts_bar
 from hetplan.report.tables import cut, percent
@@ -32,7 +32,7 @@ LONGEST_BAR = 4.0
 
 def header(layout: Layout, estimate: Estimate, proof: Proof | None, setting: Setting) -> Markup:
     """Return title, key figures and the proof."""
-    first, second = headline(layout, setting).split("\n")
+    first, second = headline_parts(layout, setting)
     return tag(
         "header",
         tag("h1", setting.model.name, tag("small", f" on {setting.cluster.name}")),

@@ -55,15 +55,18 @@ class Setting:
 
 def headline(layout: Layout, setting: Setting) -> str:
     """Return what the layout is for and what holds for all of it, in two lines (more where names are long)."""
+    return "\n".join(line for text in headline_parts(layout, setting) for line in wrap(text, WIDTH))
+
+
+def headline_parts(layout: Layout, setting: Setting) -> tuple[str, str]:
+    """Return what the layout is for, and what holds for all of it."""
     workload = setting.workload
     batch = f"{workload.global_batch:,} samples of {workload.seq_len:,} tokens a step"
     used, there_are = layout.num_devices, setting.cluster.num_devices
     sharding = "nothing sharded" if layout.sharding == "none" else f"sharding {layout.sharding}"
-    return "\n".join(
-        [
-            *wrap(f"{setting.model.name} on {setting.cluster.name}: {batch}", WIDTH, break_on_hyphens=False),
-            f"{workload.precision}, {layout.schedule}, {sharding}, {used:,} of {there_are:,} devices",
-        ]
+    return (
+        f"{setting.model.name} on {setting.cluster.name}: {batch}",
+        f"{workload.precision}, {layout.schedule}, {sharding}, {used:,} of {there_are:,} devices",
     )
 
 

@@ -124,6 +124,18 @@ def test_an_answer_fits_80_columns_of_ascii(full: bool) -> None:
     assert ("30 candidates dropped: tp beyond a node" in text) == full
 
 
+def test_wide_answers_fit_80_columns_too() -> None:
+    replica = LAYOUT.replicas[0]
+    stages = tuple(replace(stage, dp=16, cp=4, ep=8, recompute="selective") for stage in replica.stages)
+    layout = Layout(replicas=(replace(replica, stages=stages),), sharding="gradients")
+    best = replace(RESULT.best, layout=layout)
+    proof = replace(RESULT.proof, status="interrupted", bound=1501.0, value=1502.0, floor=1401.0)
+    setting = replace(SETTING, model=replace(SETTING.model, name="a-model-with-a-rather-long-name-as-they-often-have"))
+    text = search_text(replace(RESULT, best=best, proof=proof), setting)
+    assert max(map(len, text.splitlines())) <= 80
+    assert "no mix of shapes below 23 min 21 s" in " ".join(text.split())
+
+
 def test_memory_table_starts_with_the_fullest_stage() -> None:
     rows = memory_table(ESTIMATE).splitlines()
     assert [row.split()[0] for row in rows[1:]] == ["A0", "A1"]
