@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hetplan.runtime.linear import Linear
 from hetplan.runtime.numerics import Numerics
 from hetplan.runtime.parallel import Mesh, enter, gather_sequence, leave
+from hetplan.runtime.ranks import position_ranges
 from hetplan.specs.model import Attention as AttentionSpec
 
 Parameters = Mapping[str, nn.Parameter]
@@ -37,19 +38,10 @@ class Tokens:
     """[num_samples * seq], where the head is."""
 
 
-def cp_positions(seq_len: int, cp: int, cp_rank: int) -> tuple[tuple[int, int], ...]:
-    """Return the ranges of positions a cp rank holds."""
-    if cp == 1:
-        return ((0, seq_len),)
-    piece = seq_len // (2 * cp)
-    mirror = 2 * cp - 1 - cp_rank
-    return (cp_rank * piece, (cp_rank + 1) * piece), (mirror * piece, (mirror + 1) * piece)
-
-
 @lru_cache(maxsize=32)
 def positions_of(seq_len: int, cp: int, cp_rank: int, device: torch.device) -> torch.Tensor:
     """Return the positions a cp rank holds, in order."""
-    return torch.cat([torch.arange(first, end, device=device) for first, end in cp_positions(seq_len, cp, cp_rank)])
+    return torch.cat([torch.arange(first, end, device=device) for first, end in position_ranges(seq_len, cp, cp_rank)])
 
 
 class Norm(nn.Module):

@@ -41,8 +41,9 @@ class Deferred:
 
     def run(self) -> None:
         """Make the weight gradients of the oldest pass."""
-        for work in self._passes.popleft():
-            work()
+        with torch.no_grad():
+            for work in self._passes.popleft():
+                work()
 
 
 class Sink:

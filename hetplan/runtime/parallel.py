@@ -94,6 +94,16 @@ def exchange(rows: torch.Tensor, sent: list[int], received: list[int], mesh: Mes
     return _Exchanged.apply(rows, sent, received, mesh)
 
 
+def gather_flat(whole: torch.Tensor, own: torch.Tensor, group: Any) -> Any:
+    """Begin to gather equal runs into `whole`; return the work to wait for."""
+    return _all_gather(whole, own, group=group, async_op=True)
+
+
+def scatter_flat(own: torch.Tensor, whole: torch.Tensor, group: Any) -> Any:
+    """Begin to sum `whole` over a group and keep this rank's run of it; return the work to wait for."""
+    return _reduce_scatter(own, whole, group=group, async_op=True)
+
+
 def all_gather_rows(rows: torch.Tensor, axis: Axis) -> torch.Tensor:
     """Return the rows of all ranks of an axis, in their order."""
     whole = rows.new_empty((axis.degree * rows.shape[0], *rows.shape[1:]))
