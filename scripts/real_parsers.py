@@ -59,6 +59,7 @@ def check_megatron(request: dict[str, Any]) -> Facts:
     pp, vpp = parsed.pipeline_model_parallel_size, parsed.virtual_pipeline_model_parallel_size
     layers = []
     parallel_state.set_pipeline_model_parallel_world_size(pp)
+    parallel_state.set_virtual_pipeline_model_parallel_world_size(vpp)
     for v in range(vpp or 1):
         for p in range(pp):
             parallel_state.set_pipeline_model_parallel_rank(p)
@@ -187,12 +188,11 @@ def check_pytorchjob(request: dict[str, Any]) -> Facts:
     from kubeflow.training import models
     from kubernetes import client
 
-    holder = types.SimpleNamespace(data=json.dumps(request["document"]))
     api = client.ApiClient()
     known = {name: getattr(models, name) for name in dir(models) if name[0].isupper()}
     for name, found in known.items():
         setattr(client.models, name, found)
-    job = api.deserialize(holder, "KubeflowOrgV1PyTorchJob")
+    job = api._ApiClient__deserialize(request["document"], "KubeflowOrgV1PyTorchJob")
     back = api.sanitize_for_serialization(job)
     if back != request["document"]:
         raise ValueError(f"fields are lost: read back as {json.dumps(back)[:2000]}")

@@ -1,4 +1,4 @@
-"""Kubernetes: a JobSet with one replicated job for each run of alike nodes; where all are alike, a TrainJob as well.
+"""Kubernetes: a JobSet with one replicated job for each run of alike nodes; Kubeflow's jobs too where all are alike.
 
 A node's label names one product and its capacity is one number (SkyPilot pull request 8230), so a node with unlike
 cards cannot be asked for: it is refused. Pods find their launch script by the completion index of their job; rank 0 is
@@ -27,7 +27,7 @@ FOLDER = "/hetplan"
 
 
 def launch_kubernetes(launched: Launched) -> LaunchFiles:
-    """Return a JobSet, and a TrainJob where all nodes are alike.
+    """Return a JobSet, and a TrainJob and a PyTorchJob where all nodes are alike.
 
     Raises:
         UsageError: a node holds unlike cards, or a vendor's resource is not known.
@@ -39,11 +39,16 @@ def launch_kubernetes(launched: Launched) -> LaunchFiles:
     uniform = len(components) == 1 and len(launched.agents) == len(launched.nodes)
     if uniform:
         files["trainjob.yaml"] = _trainjob(launched, components[0], name)
+        files["pytorchjob.yaml"] = _pytorchjob(launched, components[0], name)
     steps = (
         f"Replace every {FILL_IN} in `jobset.yaml` and `site.sh` (MASTER_ADDR is set by the pods).",
         f"`kubectl create configmap {name} --from-file=.` in this folder.",
         "`kubectl apply -f jobset.yaml` (needs the JobSet controller)"
-        + ("; or `trainjob.yaml` with Kubeflow Trainer: all nodes are alike." if uniform else "."),
+        + (
+            "; or, all nodes being alike, `trainjob.yaml` (Kubeflow Trainer) or `pytorchjob.yaml` (training operator)."
+            if uniform
+            else "."
+        ),
     )
     return LaunchFiles(files=files, steps=steps, notes=tuple(_notes(launched, components)))
 
@@ -179,6 +184,28 @@ def _trainjob(launched: Launched, component: Component, name: str) -> str:
         f"All nodes are alike ({label}={product_label(device)}). The runtime mounts ConfigMap {name} at {FOLDER}."
     )
     return text + yaml_text(document)
+
+
+def _pytorchjob(launched: Launched, component: Component, name: str) -> str:
+    """Return a PyTorchJob: one master, the other nodes workers; the operator counts them in RANK."""
+    spec = _pod_spec(launched, 0, component, name, f"{name}-master-0")
+    container = spec["containers"][0] | {"name": "pytorch"}
+    container["command"] = ["bash", "-c", f'JOB_COMPLETION_INDEX="$RANK" exec bash {FOLDER}/pod.sh 0']
+    pod = {name: part for name, part in spec.items() if name != "restartPolicy"} | {"containers": [container]}
+    replicas = {"Master": 1, "Worker": len(component.nodes) - 1}
+    document = {
+        "apiVersion": "kubeflow.org/v1",
+        "kind": "PyTorchJob",
+        "metadata": {"name": name},
+        "spec": {
+            "pytorchReplicaSpecs": {
+                role: {"replicas": count, "restartPolicy": "Never", "template": {"spec": pod}}
+                for role, count in replicas.items()
+                if count
+            }
+        },
+    }
+    return comment("The same ranks for Kubeflow's training operator v1.") + yaml_text(document)
 
 
 def _notes(launched: Launched, components: Sequence[Component]) -> list[str]:
