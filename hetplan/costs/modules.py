@@ -14,6 +14,7 @@ a window shorter than an item grows with tokens and stays in the line. What a st
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -89,7 +90,7 @@ class ModulePrices:
         self.prices = prices
         self._mean_f = mean_f
         self._known: dict[tuple[str, str, int, Recompute], ModuleCosts] = {}
-        self._shares: dict[tuple[tuple[str, ...], str, int, Recompute, int], float] = {}
+        self._shares: dict[tuple[object, ...], float] = {}
 
     def module(self, name: str) -> Module:
         """Return a module by name."""
@@ -102,12 +103,17 @@ class ModulePrices:
             self._known[key] = self._costs(*key)
         return self._known[key]
 
-    def share(self, names: tuple[str, ...], group: str, tp: int, recompute: Recompute, pp: int) -> float:
-        """Return the largest part of the modules' seconds a stage of their best cut into `pp` stages has."""
-        key = (names, group, tp, recompute, pp)
+    def share(
+        self, parts: tuple[tuple[str, int], ...], group: str, recompute: Recompute, pp: int, cut: tuple[int, ...] = ()
+    ) -> float:
+        """Return the largest part of the seconds of `parts` (module, tp) that a stage has, under a cut or the best."""
+        key = (parts, group, recompute, pp, cut)
         if key not in self._shares:
-            mean_l = np.concatenate([self.costs(name, group, tp, recompute).mean_l for name in names])
-            self._shares[key] = largest_run(mean_l, pp) / max(float(mean_l.sum()), 1e-300)
+            mean_l = np.concatenate([self.costs(name, group, tp, recompute).mean_l for name, tp in parts])
+            ends = np.cumsum((0, *cut))
+            stages = [float(mean_l[first:end].sum()) for first, end in pairwise(ends.tolist())]
+            largest = max(stages) if cut else largest_run(mean_l, pp)
+            self._shares[key] = largest / max(float(mean_l.sum()), 1e-300)
         return self._shares[key]
 
     def _costs(self, name: str, group: str, tp: int, recompute: Recompute) -> ModuleCosts:
@@ -130,8 +136,8 @@ class ModulePrices:
             return Line(floor=floor, fixed=fixed, per_token=per_token, per_square=attention / square)
 
         attention_l = whole.forward_total_s + whole.backward_total_s - bare.forward_total_s - bare.backward_total_s
-        mean_l = straight[1].forward_total_s + straight[1].backward_total_s
-        mean_l = mean_l + np.maximum(0.0, attention_l) * (sizes[0] * length / square)
+        attention_l = np.maximum(0.0, attention_l) * (squares / square)
+        mean_l = (straight[1].forward_total_s + straight[1].backward_total_s) * (tokens / sizes[0]) + attention_l
         return ModuleCosts(
             forward=line("forward_total_s"),
             backward=line("backward_total_s"),

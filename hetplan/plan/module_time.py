@@ -122,12 +122,12 @@ def busy_dj(placement: Placement, prices: ModulePrices, draws: Draws, num_microb
     single: Floats = np.zeros(1)
     for name in placement.modules:
         features = shard_features(draws.features_dbf[name], num_microbatches, placement.dp)
-        cost = prices.costs(name, placement.group, placement.tp, placement.recompute)
+        cost = prices.costs(name, placement.group, placement.tp_of(name), placement.recompute)
         whole = whole + cost.forward.at(features) + cost.backward.at(features)
         if draws.assign == "balanced":
             each = draws.features_dbf[name]
             single = single + cost.forward.at(each) + cost.backward.at(each)
-    share = prices.share(placement.modules, placement.group, placement.tp, placement.recompute, placement.pp)
+    share = prices.share(placement.parts, placement.group, placement.recompute, placement.pp, placement.cut)
     mean_dj = whole.mean(axis=2) * share
     if draws.assign == "arrival":
         return whole.max(axis=2) * share, mean_dj
@@ -140,7 +140,7 @@ def exposed_s(placement: Placement, prices: ModulePrices, sharding: Sharding, st
 
     The backward pass of the last microbatch is taken as half of the stage's `stage_s`.
     """
-    costs = [prices.costs(name, placement.group, placement.tp, placement.recompute) for name in placement.modules]
+    costs = [prices.costs(name, placement.group, tp, placement.recompute) for name, tp in placement.parts]
     params = sum(cost.params for cost in costs) / placement.pp
     if params <= 0:
         return 0.0
@@ -252,8 +252,8 @@ class _Clock:
         workload = self._prices.prices.workload
         constants = constants_of(self._prices.prices.cluster.group(placement.group), self._prices.prices.calibration)
         states = saved = logits = 0.0
-        for name in placement.modules:
-            cost = self._prices.costs(name, placement.group, placement.tp, placement.recompute)
+        for name, tp in placement.parts:
+            cost = self._prices.costs(name, placement.group, tp, placement.recompute)
             shard = 1 if layout.sharding == "none" else placement.dp * placement.cp
             optimizer = workload.optimizer_bytes / shard
             states += cost.params * (workload.weight_bytes + workload.gradient_bytes + optimizer)

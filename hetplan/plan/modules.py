@@ -32,6 +32,19 @@ class Placement:
     dp: int = 1
     first_rank: int = 0
     recompute: Recompute = "none"
+    repeated: tuple[str, ...] = ()
+    """Modules that every rank of a tp group runs whole, as engines do with encoders they do not split."""
+    cut: tuple[int, ...] = ()
+    """Layers of each stage, embeddings and heads counted; empty: the best cut."""
+
+    def tp_of(self, module: str) -> int:
+        """Return over how many ranks a module is split."""
+        return 1 if module in self.repeated else self.tp
+
+    @property
+    def parts(self) -> tuple[tuple[str, int], ...]:
+        """Modules with the tp each is split by."""
+        return tuple((module, self.tp_of(module)) for module in self.modules)
 
     @property
     def num_ranks(self) -> int:
@@ -133,12 +146,15 @@ def _divides(layout: ModuleLayout, model: Model) -> Iterator[Violation]:
         modules = [module for module in model.modules if module.name in placement.modules]
         for module in modules:
             alone = Model(name=module.name, modules=(module,))
-            for message in degree_errors(alone, tp=placement.tp):
+            for message in degree_errors(alone, tp=placement.tp_of(module.name)):
                 yield Violation(rule="degrees divide the model", where=placement.name, message=message)
         layers = sum(len(module.layers) for module in modules)
         if placement.pp > layers:
             message = f"pp {placement.pp} is more than its {layers} layers"
             yield Violation(rule="stages have layers", where=placement.name, message=message)
+        if placement.cut and (len(placement.cut) != placement.pp or sum(placement.cut) != layers):
+            message = f"the cut {'+'.join(map(str, placement.cut))} is not {placement.pp} stages of {layers} layers"
+            yield Violation(rule="the cut holds all layers", where=placement.name, message=message)
         if layout.samples % placement.dp:
             kind = "language dp" if any(is_language(module) for module in modules) else "dp"
             message = f"a global microbatch of {layout.samples} samples is not divisible by its {kind} {placement.dp}"

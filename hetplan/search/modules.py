@@ -105,13 +105,13 @@ class _Candidate:
     colocated: bool = False
 
 
-def search_modules(prices: ModulePrices, draws: Draws, request: ModuleRequest) -> ModuleResult:
-    """Return the best layout of the space.
+def search_modules(prices: ModulePrices, draws: Draws, request: ModuleRequest, *, joint: bool = False) -> ModuleResult:
+    """Return the best layout of the space; `joint`: all modules as one chain on one grid, as plain pipelines do.
 
     Raises:
         InfeasibleError: none fits.
     """
-    space = _Space(prices, draws, request)
+    space = _Space(prices, draws, request, joint=joint)
     candidates = sorted(space.candidates(), key=lambda candidate: candidate.bound_s)
     best: tuple[ModuleLayout, ModuleEstimate] | None = None
     dropped: dict[str, int] = {}
@@ -158,12 +158,12 @@ def _why_none(dropped: dict[str, int], count: int) -> str:
 class _Space:
     """Options and their combinations."""
 
-    def __init__(self, prices: ModulePrices, draws: Draws, request: ModuleRequest) -> None:
+    def __init__(self, prices: ModulePrices, draws: Draws, request: ModuleRequest, *, joint: bool) -> None:
         self._prices = prices
         self._draws = draws
         self._request = request
         model = prices.prices.model
-        self._units = units_of(model)
+        self._units = (tuple(module.name for module in model.modules),) if joint else units_of(model)
         self._edges = unit_edges(model, self._units)
         self._groups = [group for group in prices.prices.cluster.groups if group.name not in request.exclude]
         self.pruned = False
@@ -231,7 +231,7 @@ class _Space:
             for pp in stages:
                 if tp * dp * pp <= group.num_devices:
                     placement = replace(one, pp=pp)
-                    stage_s = alone_s * self._prices.share(placement.modules, group.name, tp, recompute, pp)
+                    stage_s = alone_s * self._prices.share(placement.parts, group.name, recompute, pp)
                     end_s = exposed_s(placement, self._prices, request.sharding, stage_s)
                     yield placement, stage_s, pp * stage_s, end_s
 
