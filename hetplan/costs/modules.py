@@ -6,9 +6,10 @@ A microbatch of `k` samples with `tokens` tokens in all and `squares`, the sum o
 
 on one rank that holds the whole module. Line and floor come from the cost model with full attention left out: the
 line through two large sizes (GEMMs are affine in their rows once they are bound by arithmetic), the floor at one
-token, where weights must be read all the same; the last term is full attention alone, at a large size. Attention with
-a window shorter than an item grows with tokens and stays in the line. What a stage of a pipeline takes is its
-`share`: the largest part of the module's seconds that the best cut into `pp` runs of layers leaves on one stage.
+token, where weights must be read all the same; full attention alone, at the same two sizes, gives the squares and
+what it adds to the line. Attention with a window shorter than an item grows with tokens and stays in the line. What a
+stage of a pipeline takes is its `share`: the largest part of the module's seconds that the best cut into `pp` runs of
+layers leaves on one stage.
 """
 
 from __future__ import annotations
@@ -124,16 +125,19 @@ class ModulePrices:
         module = self.module(name)
         option = StageOption(group=group, tp=tp, samples=1, recompute=recompute)
         straight = [self._layers(_without_attention(module, length), size, option) for size in (1, *sizes)]
-        whole = self._layers(_without_windows(module, length), sizes[1], option)
-        bare = self._layers(_bare(module), sizes[1], option)
-        square = float(sizes[1]) ** 2
+        whole, twice = (self._layers(_without_windows(module, length), size, option) for size in sizes)
+        bare, bare_twice = (self._layers(_bare(module), size, option) for size in sizes)
+        square = float(sizes[0]) ** 2
 
         def line(get: str) -> Line:
             floor, low, high = (float(getattr(costs, get).sum()) for costs in straight)
             per_token = (high - low) / (sizes[1] - sizes[0])
-            attention = max(0.0, float(getattr(whole, get).sum() - getattr(bare, get).sum()))
+            once = float(getattr(whole, get).sum() - getattr(bare, get).sum())
+            double = float(getattr(twice, get).sum() - getattr(bare_twice, get).sum())
+            per_square = max(0.0, (double - 2 * once) / (2 * square))
             fixed = max(0.0, low - per_token * sizes[0])
-            return Line(floor=floor, fixed=fixed, per_token=per_token, per_square=attention / square)
+            per_token += max(0.0, once - per_square * square) / sizes[0]
+            return Line(floor=floor, fixed=fixed, per_token=per_token, per_square=per_square)
 
         attention_l = whole.forward_total_s + whole.backward_total_s - bare.forward_total_s - bare.backward_total_s
         attention_l = np.maximum(0.0, attention_l) * (squares / square)
