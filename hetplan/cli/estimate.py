@@ -99,6 +99,7 @@ def estimate(
         groups=tuple(groups.split(",")) if groups else None,
     )
     job = load_job(cluster, model, words, calibration, is_used=lambda name: name in (grid.groups or (name,)))
+    job.warn()
     num_layers = sum(layer.kind == "decoder" for layer in job.model.chain)
     counts = stage_counts(layers_per_stage, "--layers-per-stage", num_layers, pp, vpp)
     show_priced(priced_grid(job, replace(grid, layers_per_stage=counts)), as_json=as_json, full=verbose)

@@ -62,6 +62,16 @@ class Job:
 
         return price(self.cluster, self.model, self.workload, self.calibration)
 
+    def warn(self) -> None:
+        """Say on stderr what is allowed but hardly meant."""
+        from hetplan.cli.output import remark
+        from hetplan.units import escape
+
+        most = self.model.max_seq_len
+        if most is not None and self.workload.seq_len > most:
+            name = escape(self.model.name)
+            remark(f"note: {self.workload.seq_len:,} tokens a sample are more than the {most:,} positions of {name}")
+
 
 def load_job(
     cluster_name: str,

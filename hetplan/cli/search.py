@@ -81,9 +81,7 @@ def search(
     uniform_microbatches: Annotated[
         bool, typer.Option("--uniform-microbatches", help="Equal batch shares everywhere; degrees and cuts are free.")
     ] = False,
-    equal_dp: Annotated[
-        bool, typer.Option("--equal-dp", help="Equal dp in all stages of a replica.")
-    ] = False,
+    equal_dp: Annotated[bool, typer.Option("--equal-dp", help="Equal dp in all stages of a replica.")] = False,
     max_shapes: Annotated[
         int | None, typer.Option("--max-shapes", metavar="K", min=1, help="Most different replica shapes.")
     ] = None,
@@ -149,6 +147,8 @@ def search(
         top=top,
         compare=not no_compare,
     )
+    if not quiet:
+        job.warn()
     result = _found(job, request, quiet=quiet)
     _answer(job, result, out, as_json=as_json, full=verbose)
     if result.proof.status == "interrupted":

@@ -63,6 +63,7 @@ def size(
     )
     job = load_job(cluster, model, words, calibration)
     name = _group(group, job.cluster)
+    job.warn()
     least = smallest_count(job.prices, name)
     if most is not None and most < least:
         raise UsageError(f"--most: {most} nodes are fewer than the {least} it takes")

@@ -10,6 +10,7 @@ from hetplan.plan.records import Estimate, Layout, Proof
 from hetplan.report.estimates import memory_table, summary, time_table
 from hetplan.report.layouts import Setting, headline, layout_table
 from hetplan.report.searches import runner_up_notes
+from hetplan.report.sizes import SHORT_SEARCH
 from hetplan.report.tables import bullets, join_sections, percent, section, table
 from hetplan.report.timelines import timeline_gantt
 from hetplan.search.explain import Explanation
@@ -67,7 +68,10 @@ def gain_table(gains: Sequence[Gain]) -> str:
         )
         for gain in gains
     ]
-    return table(("group", "devices", "step time", "shorter by", "cost a step"), rows) if rows else ""
+    if not rows:
+        return ""
+    lines = table(("group", "devices", "step time", "shorter by", "cost a step"), rows)
+    return f"{lines}\n{bullets([f'{SHORT_SEARCH}: the gain is at least this'])}"
 
 
 def _next_best(explained: Explained) -> list[str]:

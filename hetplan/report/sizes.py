@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from hetplan.report.layouts import Setting
-from hetplan.report.tables import join_sections, table
+from hetplan.report.layouts import Setting, count_text
+from hetplan.report.tables import bullets, join_sections, section, table
 from hetplan.search.sizing import Size
 from hetplan.units import format_count, format_seconds, format_usd
+
+SHORT_SEARCH = "step times are of a short search among plans of one shape"
 
 
 def size_text(group: str, sizes: Sequence[Size], tokens: float | None, setting: Setting) -> str:
@@ -16,11 +18,22 @@ def size_text(group: str, sizes: Sequence[Size], tokens: float | None, setting: 
     least = sizes[0]
     workload = setting.workload
     head = (
-        f"{setting.model.name} needs at least {least.num_nodes} nodes of group {group} ({least.num_devices} devices)"
+        f"{setting.model.name} needs at least {count_text(least.num_nodes, 'node')} of group {group}"
+        f" ({count_text(least.num_devices, 'device')})"
         f"\n{workload.precision}, {workload.global_batch:,} samples of {workload.seq_len:,} tokens a step"
     )
     headers = ("nodes", "devices", "step time", "tokens/s", "a device", "recompute", "days", "dollars")
-    return join_sections([head, table(headers, [_cells(size, tokens) for size in sizes])])
+    rows = [_cells(size, tokens) for size in sizes]
+    return join_sections([head, table(headers, rows), section("Notes", bullets(_notes(group, setting)))])
+
+
+def _notes(group: str, setting: Setting) -> list[str]:
+    """Return what the numbers rest on."""
+    notes = [f"{SHORT_SEARCH}; `hetplan search` on a cluster of that size may find a faster plan"]
+    others = [other.name for other in setting.cluster.groups if other.name != group]
+    if others:
+        notes.append(f"plans may also use the rest of the cluster: {', '.join(others)}")
+    return notes
 
 
 def _cells(size: Size, tokens: float | None) -> tuple[str, ...]:

@@ -82,17 +82,19 @@ def smallest_count(prices: Prices, group: str, request: SearchRequest | None = N
 
 
 def sizes(prices: Prices, group: str, counts: Iterable[int], request: SearchRequest | None = None) -> tuple[Size, ...]:
-    """Return what each number of nodes of `group` does."""
+    """Return what each number of nodes of `group` does; more nodes may be left idle, so they never do worse."""
     wanted = request or SearchRequest()
-    found = []
-    for count in counts:
+    found: list[Size] = []
+    best: Candidate | None = None
+    for count in sorted(counts):
         sized = _sized(prices, group, count)
+        best = min(
+            (candidate for candidate in (best, attempt(sized, wanted)) if candidate is not None),
+            key=lambda candidate: candidate.estimate.step_s,
+            default=None,
+        )
         found.append(
-            Size(
-                num_nodes=count,
-                num_devices=sized.cluster.group(group).num_devices,
-                candidate=attempt(sized, wanted),
-            )
+            Size(num_nodes=count, num_devices=sized.cluster.group(group).num_devices, candidate=best),
         )
     return tuple(found)
 

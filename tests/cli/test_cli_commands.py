@@ -395,3 +395,26 @@ def test_files_of_a_plan_are_looked_for_beside_it_and_here_only(
     (inner / "two.yaml").write_bytes((tmp_path / "two.yaml").read_bytes())
     monkeypatch.chdir("/")
     assert hetplan("check", str(inner / "plan.yaml")).code == 0
+
+
+def test_samples_longer_than_the_model_has_positions_are_remarked(hetplan: Hetplan) -> None:
+    words = ["small.yaml", "two.yaml", "--global-batch", "8", "--seq-len"]
+    for command in ("estimate", "search"):
+        more = ["--no-compare"] if command == "search" else ["--dp", "2"]
+        assert hetplan(command, *words, "1024", *more).err == ""
+        answer = hetplan(command, *words, "1025", *more)
+        assert answer.code == 0
+        assert answer.err == "note: 1,025 tokens a sample are more than the 1,024 positions of two-layers\n"
+    assert hetplan("search", *words, "1025", "--no-compare", "-q").err == ""
+
+
+def test_more_nodes_never_do_worse_and_a_short_search_says_that_it_is_one(hetplan: Hetplan) -> None:
+    words = ["size", "small.yaml", "two.yaml", "--group", "new", "--global-batch", "8", "--seq-len", "128"]
+    answer = hetplan(*words)
+    assert answer.out.startswith("two-layers needs at least 1 node of group new (2 devices)\n")
+    assert "of a short search among plans of one shape" in answer.out
+    assert "plans may also use the rest of the cluster: old" in answer.out
+    assert max(map(len, answer.out.splitlines())) <= 80
+    seconds = [size["step_s"] for size in json.loads(hetplan(*words, "--json").out)["sizes"]]
+    assert len(seconds) == 5
+    assert seconds == sorted(seconds, reverse=True)
