@@ -77,6 +77,12 @@ class EffortError(HetplanError):
     exit_code = 5
 
 
+class RunError(HetplanError):
+    """A running job failed: a rank died or hung, a disk was full, a checkpoint is damaged."""
+
+    exit_code = 6
+
+
 class InterruptedSearchError(HetplanError):
     """The user interrupted; `result` holds the best found so far, or None."""
 

@@ -27,6 +27,7 @@ from hetplan.cli import (
     simulate,
     size,
 )
+from hetplan.cli import run as run_command
 from hetplan.cli.output import complain, remark, show
 from hetplan.cli.start import INTERRUPTED, was_interrupted
 from hetplan.errors import HetplanError
@@ -36,7 +37,7 @@ app = typer.Typer(
     name="hetplan",
     help="Plan parallel training of large models on clusters whose parts differ.",
     epilog="Exit codes: 0 ok; 1 internal error; 2 usage or bad file; 3 infeasible; 4 check failed; "
-    "5 effort spent and no plan found; 130 interrupted.",
+    "5 effort spent and no plan found; 6 a running job failed; 130 interrupted.",
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -56,6 +57,7 @@ for command in (
     fit.fit,
     calibrate.calibrate,
     profile.profile,
+    run_command.run,
     catalog.catalog,
     env.env,
 ):

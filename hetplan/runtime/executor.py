@@ -19,11 +19,12 @@ from torch import nn
 from hetplan.plan.program import program
 from hetplan.runtime.attention import Tokens, positions_of
 from hetplan.runtime.buckets import AdamSettings, Bucket, Kinds, Optimizer, route_gradients
+from hetplan.runtime.checkpoint import Reader
 from hetplan.runtime.edges import Message, messages
 from hetplan.runtime.groups import Groups
 from hetplan.runtime.linear import Deferred
 from hetplan.runtime.model import Block, Decoder, build_layer, start_values
-from hetplan.runtime.parallel import Axis, Mesh
+from hetplan.runtime.parallel import Axis, Clock, Mesh
 from hetplan.runtime.pieces import bucket_plans, group_ranks
 from hetplan.runtime.pipeline import Feed, Passed, Pipeline, Report, Work
 from hetplan.runtime.ranks import (
@@ -77,14 +78,12 @@ class StepResult:
 class Executor:
     """One rank of a layout."""
 
-    def __init__(
-        self, model: Model, task: Task, settings: Settings, groups: Groups, *, report: Report = lambda *_: None
-    ) -> None:
+    def __init__(self, model: Model, task: Task, settings: Settings, groups: Groups, *, report: Report = bool) -> None:
         self.model, self.task, self.settings = model, task, settings
         self.seat = next(seat for seat in task.seats if seat.rank == groups.rank)
         self._world = groups.of(tuple(seat.rank for seat in task.seats))
-        self._deferred = Deferred()
-        self.mesh = _mesh(task, self.seat, groups)
+        self._deferred, self._report = Deferred(), report
+        self.mesh = _mesh(task, self.seat, groups, report)
         self.parameters: dict[str, nn.Parameter] = {}
         self.layers = self._build_layers()
         start_values(self.parameters.values(), settings.seed, _num_decoders(model))
@@ -181,13 +180,16 @@ class Executor:
         start_s = time.monotonic()
         loss, trace = self.gradients_of(samples)
         program_s = time.monotonic()
+        self._report(True)
         self.reduce()
         square, loss = self._sum(self.optimizer.square_norm(), loss)
         norm = square**0.5
         reduced_s = time.monotonic()
+        self._report(False)
         limit = self.settings.clip_norm
         self.optimizer.step(learning_rate, min(1.0, limit / (norm + 1e-6)) if limit > 0 else 1.0)
         updated_s = time.monotonic()
+        self._report(True)
         self._spread()
         self._pipeline.finish()
         return StepResult(
@@ -200,6 +202,27 @@ class Executor:
             optimizer_s=updated_s - reduced_s,
             gather_s=time.monotonic() - updated_s,
         )
+
+    def meet(self) -> None:
+        """Wait for all ranks of the job."""
+        self._sum(0.0)
+
+    def restore(self, reader: Reader) -> None:
+        """Take weights and optimizer states from a checkpoint.
+
+        Raises:
+            RunError: the checkpoint is damaged, or of another model.
+        """
+        reader.restore(self.optimizer)
+        self._spread()
+
+    def most(self, value: float) -> float:
+        """Return the largest of all ranks' values."""
+        if self._world is None:
+            return value
+        total = torch.tensor([value], dtype=torch.float64, device=self.settings.device)
+        dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self._world)
+        return float(total)
 
     def _spread(self) -> None:
         """Bring the updated weights to every rank that holds them."""
@@ -257,12 +280,18 @@ def required_groups(model: Model, task: Task) -> list[tuple[int, ...]]:
     return sorted({world, *group_ranks(plans, axes)})
 
 
-def _mesh(task: Task, seat: Seat, groups: Groups) -> Mesh:
+def _mesh(task: Task, seat: Seat, groups: Groups, report: Report) -> Mesh:
     def axis(name: AxisName) -> Axis:
         ranks = axis_ranks(task, seat, name)
         return Axis(degree=len(ranks), rank=ranks.index(seat.rank), group=groups.of(ranks))
 
-    return Mesh(tp=axis("tp"), cp=axis("cp"), ep=axis("ep"), sequence_parallel=task.sequence_parallel_in(seat))
+    return Mesh(
+        clock=Clock(report),
+        tp=axis("tp"),
+        cp=axis("cp"),
+        ep=axis("ep"),
+        sequence_parallel=task.sequence_parallel_in(seat),
+    )
 
 
 Messages = dict[tuple[str, int], tuple[Message, ...]]

@@ -15,7 +15,7 @@ dispatch costs a third of a small layer's time. Every collective reports its sec
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -28,16 +28,19 @@ _all_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_t
 
 
 class Clock:
-    """Seconds spent in the collectives of each axis since `take`."""
+    """Seconds spent in the collectives of each axis since `take`; `report` is told when the rank waits for others."""
 
-    def __init__(self) -> None:
+    def __init__(self, report: Callable[[bool], object] = bool) -> None:
+        self._report = report
         self.seconds = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
 
     @contextmanager
     def on(self, axis: str) -> Iterator[None]:
         """Count what happens inside."""
         start_s = time.perf_counter()
+        self._report(True)
         yield
+        self._report(False)
         self.seconds[axis] += time.perf_counter() - start_s
 
     def take(self) -> dict[str, float]:

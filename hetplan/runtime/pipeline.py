@@ -68,8 +68,8 @@ class Work:
 
 Feed = Callable[[int, int], Tokens]
 """(virtual stage, microbatch) -> its tokens."""
-Report = Callable[[Action, str], None]
-"""Told what the rank is doing: (action, "waits" or "works")."""
+Report = Callable[[bool], object]
+"""Told whether the rank waits for others (True) or works (False)."""
 
 
 class Pipeline:
@@ -135,9 +135,9 @@ class Pipeline:
 
     def _act(self, action: Action, feed: Feed, loss_scale: float) -> Passed:
         start_s = time.monotonic()
-        self._report(action, "waits")
+        self._report(True)
         arrived = self._receive(*self._incoming(action))
-        self._report(action, "works")
+        self._report(False)
         ready_s = time.monotonic()
         if action.kind == "F":
             self._forward(action, arrived, feed, loss_scale)

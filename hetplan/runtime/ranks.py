@@ -8,14 +8,19 @@ tp rank. `rows_of` says so as half-open ranges of the microbatch's rows, in the 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Literal
 
+from hetplan.emit.ranks import ranks_of
+from hetplan.emit.records import Job
 from hetplan.errors import UsageError
+from hetplan.plan.placement import place
 from hetplan.plan.records import Layout, Replica, Stage
 from hetplan.runtime.parameters import Cut, share
+from hetplan.specs.cluster import Cluster
+from hetplan.specs.model import Model
 from hetplan.specs.workload import Workload
 
 Rows = tuple[tuple[int, int], ...]
@@ -184,7 +189,7 @@ def plain_seats(layout: Layout) -> tuple[Seat, ...]:
     for row, replica in enumerate(layout.replicas):
         for copy in range(replica.copies):
             for number, stage in enumerate(replica.stages[: replica.pp]):
-                for place in range(stage.mesh_size):
+                for inside in range(stage.mesh_size):
                     seats.append(
                         Seat(
                             rank=len(seats),
@@ -194,10 +199,36 @@ def plain_seats(layout: Layout) -> tuple[Seat, ...]:
                             row=row,
                             copy=copy,
                             stage=number,
-                            place=place,
+                            place=inside,
                         )
                     )
     return tuple(seats)
+
+
+def seats_of_plan(layout: Layout, cluster: Cluster, model: Model, workload: Workload) -> tuple[Seat, ...]:
+    """Return the ranks of a plan in the order `hetplan emit --to hetplan` starts them."""
+    job = Job(
+        layout=place(layout, cluster),
+        cluster=cluster,
+        model=model,
+        workload=workload,
+        plan_text="",
+        plan_sha256="",
+        peak_bytes={},
+    )
+    return tuple(
+        Seat(
+            rank=number,
+            node=found.node,
+            group=found.group,
+            index=found.index,
+            row=found.row,
+            copy=found.copy,
+            stage=found.stage,
+            place=found.place,
+        )
+        for number, found in enumerate(ranks_of(job, "nodes"))
+    )
 
 
 def require_runnable(layout: Layout, workload: Workload) -> None:
@@ -214,8 +245,3 @@ def require_runnable(layout: Layout, workload: Workload) -> None:
         for stage in replica.stages:
             if replica.microbatch % stage.dp or workload.seq_len % (2 * stage.cp if stage.cp > 1 else 1):
                 raise UsageError("a stage's dp must divide the microbatch, and 2 cp the sequence length")
-
-
-def seats_text(seats: Sequence[Seat]) -> str:
-    """Return ranks in words, for messages."""
-    return ", ".join(seat.words for seat in seats)
