@@ -194,9 +194,18 @@ def check_pytorchjob(request: dict[str, Any]) -> Facts:
         setattr(client.models, name, found)
     job = api._ApiClient__deserialize(request["document"], "KubeflowOrgV1PyTorchJob")
     back = api.sanitize_for_serialization(job)
-    if back != request["document"]:
+    if _quantities_as_texts(back) != _quantities_as_texts(request["document"]):
         raise ValueError(f"fields are lost: read back as {json.dumps(back)[:2000]}")
     return {"replicas": {name: part["replicas"] for name, part in back["spec"]["pytorchReplicaSpecs"].items()}}
+
+
+def _quantities_as_texts(value: Any) -> Any:
+    """Return a document whose numbers are texts: the classes keep resource quantities so."""
+    if isinstance(value, dict):
+        return {key: _quantities_as_texts(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_quantities_as_texts(part) for part in value]
+    return str(value)
 
 
 def _first_on_path(folder: str) -> None:

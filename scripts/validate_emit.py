@@ -208,7 +208,7 @@ def refusal_problems(code: int, message: str, *, own: bool) -> list[str]:
         return [f"exit {code}: {message}"]
     if "cannot" not in message:
         return [f"a refusal that says not why: {message}"]
-    if code == 4 and own and "no plan it can run" not in message:
+    if code == 4 and own and "nearest plan" not in message and "no plan it can run" not in message:
         return [f"its own plan is refused: {message}"]
     if code == 4 and "nearest plan" not in message and "no plan it can run" not in message:
         return [f"no nearest plan: {message}"]

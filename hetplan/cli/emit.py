@@ -15,10 +15,11 @@ from hetplan.cli.options import JsonFlag, one_of
 from hetplan.errors import CheckFailedError, HetplanError, UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Iterator, Mapping
 
     from hetplan.cli.inputs import SavedPlan
     from hetplan.emit.records import Job
+    from hetplan.plan.limits import Limits
     from hetplan.plan.records import Estimate
 
 MOST_DEVICES_FOR_NEAREST = 4096
@@ -135,13 +136,20 @@ def _nearest(saved: SavedPlan, job: Job, engine: str) -> str:
 
     if saved.job.cluster.num_devices > MOST_DEVICES_FOR_NEAREST:
         return f"; `hetplan search --engine {engine}` finds plans it can run"
-    request = SearchRequest(limits=PROFILES[engine].limits, engine=engine, compare=False)
-    try:
-        best = quick(saved.job.prices, request)
-        if best is not None:
-            files_of(replace(job, layout=place(best.layout, job.cluster), peak_bytes=_peaks(best.estimate)), engine)
-    except HetplanError:
-        best = None
+    best = None
+    for limits in narrowed(PROFILES[engine].limits):
+        try:
+            found = quick(saved.job.prices, SearchRequest(limits=limits, engine=engine, compare=False))
+            if found is None:
+                continue
+            placed = replace(job, layout=place(found.layout, job.cluster), peak_bytes=_peaks(found.estimate))
+            files_of(placed, engine)
+        except HetplanError:
+            continue
+        if best is None or found.estimate.step_s < best.estimate.step_s:
+            best = found
+        if limits == PROFILES[engine].limits:
+            break
     if best is None:
         return "; no plan it can run was found on this cluster"
     change = best.estimate.step_s / saved.plan.estimate.step_s - 1
@@ -149,6 +157,15 @@ def _nearest(saved: SavedPlan, job: Job, engine: str) -> str:
         f"{replica_text(row)}, {' -> '.join(f'{s.group} tp{s.tp}' for s in row.stages)}" for row in best.layout.replicas
     )
     return f"; nearest plan it can run costs {100 * change:+.0f} %: {shapes} (`hetplan search --engine {engine}`)"
+
+
+def narrowed(limits: Limits) -> Iterator[Limits]:
+    """Yield an engine's limits, then each way of recomputing alone: some engines cannot mix them between stages."""
+    from dataclasses import replace
+
+    yield limits
+    for word in limits.recompute:
+        yield replace(limits, recompute=(word,))
 
 
 def _peaks(estimate: Estimate) -> dict[tuple[int, int], float]:

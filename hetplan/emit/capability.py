@@ -68,7 +68,9 @@ PROFILES: Mapping[str, Profile] = MappingProxyType(
             max_cp=1,
         ),
         "vllm": Profile(
-            limits=Limits(ep=(1,), uniform_degrees=True, uniform_cuts=True, allow_mixed_vendors=False),
+            limits=Limits(
+                ep=(1,), min_decoder_layers=1, uniform_degrees=True, uniform_cuts=True, allow_mixed_vendors=False
+            ),
             schedules=SCHEDULES,
             says="serves the layer split: one tp, any layers a stage, the same in every replica",
             max_cp=1,

@@ -198,11 +198,12 @@ def _pytorchjob(launched: Launched, component: Component, name: str) -> str:
         "kind": "PyTorchJob",
         "metadata": {"name": name},
         "spec": {
+            "runPolicy": {"backoffLimit": 0, "cleanPodPolicy": "Running"},
             "pytorchReplicaSpecs": {
                 role: {"replicas": count, "restartPolicy": "Never", "template": {"spec": pod}}
                 for role, count in replicas.items()
                 if count
-            }
+            },
         },
     }
     return comment("The same ranks for Kubeflow's training operator v1.") + yaml_text(document)

@@ -60,7 +60,9 @@ ENGINES: Mapping[str, Limits] = MappingProxyType(
         "megatron": _ONE_GRID,
         "torchtitan": replace(_ONE_GRID, sharding=("none", "gradients", "full")),
         "flagscale": Limits(max_shapes=1, stage_dp=(1, 2, 4, 8), sharding=("none", "optimizer")),
-        "hexiscale": Limits(recompute=("none", "full"), sharding=("none",), allow_mixed_vendors=False),
+        "hexiscale": Limits(
+            min_decoder_layers=1, recompute=("none", "full"), sharding=("none",), allow_mixed_vendors=False
+        ),
         "deepspeed": replace(_ONE_GRID, pp=(1,), ep=(1,)),
     }
 )
