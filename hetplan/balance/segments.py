@@ -113,20 +113,20 @@ def static_cut(
 
 def _cuts(mean_l: Floats, num_ranks: int, layers: Sequence[int]) -> list[list[int]]:
     """Return first layers of stages (and the end): balanced over the whole chain, and within each side of a border."""
-    cuts = [_balanced(mean_l, num_ranks)]
+    cuts = [balanced_cut(mean_l, num_ranks)]
     border = 0
     for width in layers[:-1]:
         border += width
         for before in range(1, num_ranks):
             if before <= border and num_ranks - before <= len(mean_l) - border:
-                head = _balanced(mean_l[:border], before)
-                tail = [border + end for end in _balanced(mean_l[border:], num_ranks - before)]
+                head = balanced_cut(mean_l[:border], before)
+                tail = [border + end for end in balanced_cut(mean_l[border:], num_ranks - before)]
                 cuts.append(head[:-1] + tail)
     return cuts
 
 
-def _balanced(mean_l: Floats, parts: int) -> list[int]:
-    """Return the ends of `parts` runs of layers whose largest sum is least (dynamic programme)."""
+def balanced_cut(mean_l: Floats, parts: int) -> list[int]:
+    """Return the ends (0 first) of `parts` runs of layers whose largest sum is least, by dynamic programming."""
     edges = np.concatenate([[0.0], np.cumsum(mean_l)])
     count = len(mean_l)
     best = np.full((parts + 1, count + 1), np.inf)
