@@ -4,10 +4,13 @@ Minimised over offsets `x` (see `parameters`):
 
     sum_i rho((log T_i(x) - log observed_i) / noise)  +  sum_k ((x_k - start_k) / width_k) ** 2
 
-with `rho` Huber-like (soft L1), so that single rows that disagree do not bend everything, and noise 4 % (published
-runs repeat within about 5 %). The second sum is the prior: few rows move few constants. scipy's trust-region
-methods solve it within bounds, in turns; the Jacobian is by forward differences, taken anew for every turn but the
-first, which uses the one at no offset at all, and kept while `x` stays near.
+with `rho` soft L1, so that single rows that disagree do not bend everything, and noise 4 % (published runs repeat
+within about 5 %). The second sum is the prior: few rows move few constants.
+
+A prediction costs much more than linear algebra, so each step solves the problem with `log T` linear around the point
+at hand (scipy, within the bounds and a trust region), asks for the true times there once, and keeps the better point;
+the slopes then take up what the step has shown (Broyden 1965), and are taken anew once the first descent has ended.
+The first slopes are those at no offset at all, which every fit that holds a row shares.
 """
 
 from __future__ import annotations
@@ -15,26 +18,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 from scipy.optimize import least_squares
 
 from hetplan.calibrate.express import Setup
-from hetplan.calibrate.parameters import Parameter, blocks, calibration_of, limits, widths
-from hetplan.calibrate.predict import step_s
+from hetplan.calibrate.parameters import Parameter, blocks, calibration_of, limits, matters, widths
+from hetplan.calibrate.predict import Predictor
 from hetplan.costs.records import Floats
 from hetplan.specs.calibration import Calibration
 
 NOISE = 0.04
 """Relative scatter of a measured step time at which a row is taken at its word."""
-METHODS: tuple[tuple[Literal["dogbox", "trf"], float], ...] = (("trf", 0.02), ("dogbox", 0.0))
-"""Solvers in turn, and how far from its bounds each starts: an interior method, then one that sits at bounds."""
-LEAST_GAIN = 0.02
-"""Part of the cost a turn must take off for another to follow."""
-FAR = 3.0
-"""Offset, in prior widths, by which a constant is tried to see whether it matters to a row at all."""
+LEAST_GAIN = 0.01
+"""Part of the cost a step must take off for the descent to go on."""
+FIRST_REGION, SMALLEST_REGION = 4.0, 0.1
+"""Largest move of a constant in one step, in prior widths: at first, and where a descent gives up."""
 Entries = tuple[tuple[str, Parameter], ...]
 
 
@@ -66,54 +66,50 @@ class Fitted:
 class Effort:
     """How carefully a fit looks."""
 
-    most_turns: int = 4
-    most_steps: int = 15
-    keep_jacobian: float = 1.0
-    """Largest move, in prior widths, at which a Jacobian is still used."""
+    descents: int = 2
+    """The slopes are taken anew before each but the first."""
+    most_steps: int = 8
+    """Of one descent."""
 
 
 class Predictions:
-    """Step times of observations at offsets; remembers what was asked (folds share their first steps)."""
+    """Logarithms of step times and their slopes; remembers pricers, and slopes at no offset (fits share them)."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[int, bytes], float] = {}
-        self._matters: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._pricers: dict[int, Predictor] = {}
+        self._slopes: dict[tuple[int, int], tuple[float, Floats]] = {}
         self._held: list[Observation] = []
-
-    def slopes(self, observation: Observation, entries: Entries, offsets: Floats) -> Floats:
-        """Return the derivative of `log_s`, by forward differences over the constants that matter."""
-        base = self.log_s(observation, entries, offsets)
-        slopes = np.zeros(len(entries))
-        for k in self._mattering(observation, entries):
-            beside = offsets.copy()
-            beside[k] += entries[k][1].step
-            slopes[k] = (self.log_s(observation, entries, beside) - base) / entries[k][1].step
-        return slopes
-
-    def _mattering(self, observation: Observation, entries: Entries) -> tuple[int, ...]:
-        key = (id(observation), len(entries))
-        if key not in self._matters:
-            zero = np.zeros(len(entries))
-            base = self.log_s(observation, entries, zero)
-            found = []
-            for k, (_, entry) in enumerate(entries):
-                far = zero.copy()
-                for side in (-FAR, FAR):
-                    far[k] = side * entry.width
-                    if self.log_s(observation, entries, far) != base:
-                        found.append(k)
-                        break
-            self._matters[key] = tuple(found)
-            self._held.append(observation)
-        return self._matters[key]
 
     def log_s(self, observation: Observation, entries: Entries, offsets: Floats) -> float:
         """Return the logarithm of the predicted seconds."""
-        key = (id(observation), offsets.tobytes())
-        if key not in self._known:
-            calibration = calibration_of(observation.setup.cluster, entries, offsets)
-            self._known[key] = math.log(step_s(observation.setup, calibration))
-        return self._known[key]
+        return self._logs(observation, entries, [offsets])[0]
+
+    def slopes(self, observation: Observation, entries: Entries, offsets: Floats) -> Floats:
+        """Return the derivative of `log_s`, by forward differences over the constants that can matter to the row."""
+        key = (id(observation), len(entries))
+        at_zero = not offsets.any()
+        if at_zero and key in self._slopes:
+            return self._slopes[key][1]
+        asked = [k for k, (_, entry) in enumerate(entries) if matters(entry, observation.setup)]
+        points = [offsets]
+        for k in asked:
+            beside = offsets.copy()
+            beside[k] += entries[k][1].step
+            points.append(beside)
+        logs = self._logs(observation, entries, points)
+        slopes = np.zeros(len(entries))
+        slopes[asked] = [(value - logs[0]) / entries[k][1].step for k, value in zip(asked, logs[1:], strict=True)]
+        if at_zero:
+            self._slopes[key] = (logs[0], slopes)
+        return slopes
+
+    def _logs(self, observation: Observation, entries: Entries, points: Sequence[Floats]) -> list[float]:
+        pricer = self._pricers.get(id(observation))
+        if pricer is None:
+            pricer = self._pricers[id(observation)] = Predictor(observation.setup)
+            self._held.append(observation)
+        cluster = observation.setup.cluster
+        return [math.log(seconds) for seconds in pricer.steps_s([calibration_of(cluster, entries, p) for p in points])]
 
 
 def fit(
@@ -125,83 +121,105 @@ def fit(
 ) -> Fitted:
     """Return the constants that explain `observations`, starting from (and drawn to) `start`."""
     entries = blocks(devices)
-    problem = _Problem(tuple(observations), entries, start, predictions, effort.keep_jacobian)
-    low, high = limits(observations[0].setup.cluster, entries)
-    best = np.clip(start, low, high)
-    cost = np.inf
-    for turn in range(effort.most_turns):
-        method, inside = METHODS[turn % len(METHODS)]
-        if turn:
-            problem.take(best)
-        found = least_squares(
-            problem.residuals,
-            np.clip(best, low + inside * (high - low), high - inside * (high - low)),
-            bounds=(low, high),
-            jac=problem.jacobian,
-            x_scale=widths(entries),
-            loss=problem.loss,  # type: ignore[arg-type]  # scipy's stubs ask for another array type
-            method=method,
-            max_nfev=effort.most_steps,
-            xtol=1e-3,
-            ftol=1e-4,
-        )
-        gained = found.cost < cost * (1.0 - LEAST_GAIN)
-        if found.cost < cost:
-            best, cost = np.asarray(found.x, dtype=np.float64), float(found.cost)
-        if turn and not gained:
-            break
-    best = np.where(problem.told(), best, np.clip(start, low, high))
-    jacobian = problem.jacobian(best)
-    spread = np.sqrt(np.diag(np.linalg.pinv(jacobian.T @ jacobian)))
-    return Fitted(entries=entries, offsets=best, spread=spread, errors=problem.errors(best))
+    problem = _Problem(tuple(observations), entries, start, predictions)
+    slopes = problem.slopes(np.zeros(len(entries)))
+    x, errors = problem.start, problem.errors(problem.start)
+    for descent in range(effort.descents):
+        if descent:
+            slopes = problem.slopes(x)
+        x, errors, slopes = problem.descend(x, errors, slopes, effort.most_steps)
+    told = np.any(slopes != 0.0, axis=0)
+    if not told.all():
+        x = np.where(told, x, problem.start)
+        errors = problem.errors(x)
+    curvature = np.concatenate([slopes / NOISE, np.diag(1.0 / widths(entries))])
+    spread = np.sqrt(np.diag(np.linalg.pinv(curvature.T @ curvature)))
+    return Fitted(entries=entries, offsets=x, spread=spread, errors=errors)
 
 
 class _Problem:
-    """Residuals and Jacobian of one fit."""
+    """Residuals, slopes and steps of one fit."""
 
     def __init__(
-        self,
-        observations: tuple[Observation, ...],
-        entries: Entries,
-        start: Floats,
-        predictions: Predictions,
-        keep: float,
+        self, observations: tuple[Observation, ...], entries: Entries, start: Floats, predictions: Predictions
     ) -> None:
         self._observations = observations
         self._entries = entries
-        self._start = start
         self._widths = widths(entries)
+        self._low, self._high = limits(observations[0].setup.cluster, entries)
+        self.start = np.clip(start, self._low, self._high)
         self._predictions = predictions
         self._observed = np.log([observation.step_s for observation in observations])
-        self._keep = keep
-        self.take(np.zeros(len(entries)))
 
-    def told(self) -> npt.NDArray[np.bool_]:
-        """Return which constants some row says something about."""
-        return np.asarray(np.any(self._slopes != 0.0, axis=0))
-
-    def take(self, offsets: Floats) -> None:
-        """Take the Jacobian anew."""
-        self._taken_at = offsets.copy()
+    def slopes(self, offsets: Floats) -> Floats:
+        """Return the derivative of `errors`, shape (rows, constants)."""
         rows = [self._predictions.slopes(row, self._entries, offsets) for row in self._observations]
-        self._slopes = np.array(rows).reshape(len(self._observations), len(self._entries))
+        return np.array(rows).reshape(len(self._observations), len(self._entries))
 
     def errors(self, offsets: Floats) -> Floats:
         """Return log(predicted / observed) of every row."""
         logs = [self._predictions.log_s(row, self._entries, offsets) for row in self._observations]
         return np.array(logs) - self._observed
 
-    def residuals(self, offsets: Floats) -> Floats:
-        """Return scaled errors, then scaled distances from the start."""
-        return np.concatenate([self.errors(offsets) / NOISE, (offsets - self._start) / self._widths])
+    def cost(self, offsets: Floats, errors: Floats) -> float:
+        """Return what is minimised."""
+        squares = (errors / NOISE) ** 2
+        prior = ((offsets - self.start) / self._widths) ** 2
+        return float(np.sum(2 * (np.sqrt(1 + squares) - 1)) + np.sum(prior))
 
-    def jacobian(self, offsets: Floats) -> Floats:
-        """Return the derivative of `residuals`."""
-        if np.max(np.abs(offsets - self._taken_at) / self._widths) > self._keep:
-            self.take(offsets)
-        return np.concatenate([self._slopes / NOISE, np.diag(1.0 / self._widths)])
+    def descend(self, x: Floats, errors: Floats, slopes: Floats, most_steps: int) -> tuple[Floats, Floats, Floats]:
+        """Return the best point found, its errors, and the slopes as the steps have corrected them."""
+        cost, region = self.cost(x, errors), FIRST_REGION
+        for _ in range(most_steps):
+            tried = self._solved(x, errors, slopes, region)
+            move = tried - x
+            if not move.any():
+                break
+            found = self.errors(tried)
+            scaled = move / self._widths
+            missed = found - errors - slopes @ move
+            slopes = slopes + np.outer(missed, scaled / self._widths) * (slopes != 0.0) / float(scaled @ scaled)
+            new = self.cost(tried, found)
+            if new >= cost:
+                region *= 0.3
+                if region < SMALLEST_REGION:
+                    break
+                continue
+            gained = 1.0 - new / cost if cost else 0.0
+            x, errors, cost = tried, found, new
+            if gained < LEAST_GAIN:
+                break
+        return x, errors, slopes
 
-    def loss(self, squares: Floats) -> npt.NDArray[np.float64]:
+    def _solved(self, x: Floats, errors: Floats, slopes: Floats, region: float) -> Floats:
+        """Return the optimum with errors linear around `x`, no constant moving more than `region` widths."""
+        low = np.maximum(self._low, x - region * self._widths)
+        high = np.minimum(self._high, x + region * self._widths)
+        free = high - low > 1e-12
+        rows = np.concatenate([slopes[:, free] / NOISE, np.diag(1.0 / self._widths)[free][:, free]])
+        here = np.concatenate([errors / NOISE, ((x - self.start) / self._widths)[free]])
+
+        def residuals(move: Floats) -> Floats:
+            return np.asarray(here + rows @ move)
+
+        def jacobian(move: Floats) -> Floats:
+            return rows
+
+        found = least_squares(
+            residuals,
+            np.clip(np.zeros(int(free.sum())), (low - x)[free], (high - x)[free]),
+            bounds=((low - x)[free] - 1e-12, (high - x)[free] + 1e-12),
+            jac=jacobian,
+            x_scale=self._widths[free],
+            loss=self._loss,  # type: ignore[arg-type]  # scipy's stubs ask for another array type
+            method="trf",
+            max_nfev=60,
+        )
+        tried = x.copy()
+        tried[free] = np.clip(x[free] + found.x, low[free], high[free])
+        return tried
+
+    def _loss(self, squares: Floats) -> npt.NDArray[np.float64]:
         """Return soft L1 for rows and plain squares for the prior, with first and second derivatives."""
         count = len(self._observations)
         rho = np.empty((3, len(squares)))

@@ -15,10 +15,12 @@ from typing import Literal
 
 import numpy as np
 
+from hetplan.calibrate.express import Setup
 from hetplan.costs.constants import constants_of
 from hetplan.costs.records import Floats
 from hetplan.specs.calibration import Calibration, DeviceConstants, NetworkConstants, Overlap
 from hetplan.specs.cluster import Cluster, Group
+from hetplan.specs.model import Experts
 
 Record = Literal["device", "network", "overlap"]
 
@@ -70,6 +72,28 @@ def blocks(devices: Sequence[str]) -> tuple[tuple[str, Parameter], ...]:
     own = [(device, entry) for device in devices for entry in PARAMETERS if entry.record == "device"]
     shared = [("", entry) for entry in PARAMETERS if entry.record != "device"]
     return tuple(own + shared)
+
+
+def matters(entry: Parameter, setup: Setup) -> bool:
+    """Return whether a constant can matter to a configuration at all, from what the configuration has."""
+    stages = [stage for replica in setup.layout.replicas for stage in replica.stages]
+    nodes = sum(len(group.nodes) for group in setup.cluster.groups)
+    match entry.name:
+        case "fp8_fraction":
+            return setup.workload.precision == "fp8"
+        case "expert_fraction" | "expert_overhead_s":
+            return any(isinstance(op, Experts) for layer in setup.model.chain for op in layer.operators)
+        case "exchange_fraction" | "exchange_merged":
+            return any(stage.ep > 1 for stage in stages)
+        case "bandwidth_fraction":
+            return nodes > 1
+        case "pcie_fraction" | "link_fraction":
+            linked = all(group.device.link_bandwidth_bytes_per_s > 0 for group in setup.cluster.groups)
+            return linked if entry.name == "link_fraction" else not linked or len(setup.cluster.groups) > 1
+        case "tp_fraction":
+            return any(stage.tp > 1 for stage in stages)
+        case _:
+            return True
 
 
 def limits(cluster: Cluster, entries: Sequence[tuple[str, Parameter]]) -> tuple[Floats, Floats]:

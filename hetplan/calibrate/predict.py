@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hetplan.calibrate.express import Setup
-from hetplan.costs.prices import price
+from hetplan.costs.prices import Prices, price, price_together
 from hetplan.costs.records import MemoryUse
-from hetplan.plan.estimate import row_finish, work_of
+from hetplan.plan.estimate import arrange, row_finish, work_on
 from hetplan.plan.memory import mesh_memory
 from hetplan.plan.sync import finish_step
 from hetplan.specs.calibration import Calibration, DeviceConstants
@@ -35,12 +36,29 @@ def states_bytes(memory: MemoryUse) -> float:
     return memory.weights_bytes + memory.gradients_bytes + memory.optimizer_bytes
 
 
+class Predictor:
+    """`estimate`'s step time of one configuration, without the rest of it, under many calibrations."""
+
+    def __init__(self, setup: Setup) -> None:
+        self._prices = price(setup.cluster, setup.model, setup.workload, Calibration())
+        self._at = arrange(setup.layout, self._prices)
+        self._options = tuple(dict.fromkeys(option for options in self._at.options for option in options))
+
+    def steps_s(self, calibrations: Sequence[Calibration]) -> list[float]:
+        """Return the step time under each calibration."""
+        variants = [self._prices.under(calibration) for calibration in calibrations]
+        price_together(variants, self._options)
+        return [self._finish_s(prices) for prices in variants]
+
+    def _finish_s(self, prices: Prices) -> float:
+        work = work_on(self._at, prices)
+        finishes = [row_finish(row, work.layout) for row in work.rows]
+        return finish_step(work.ending, [f.rank_s for f in finishes], [f.gradients_s for f in finishes]).step_s
+
+
 def step_s(setup: Setup, calibration: Calibration) -> float:
-    """Return `estimate`'s step time without the rest of it."""
-    prices = price(setup.cluster, setup.model, setup.workload, calibration)
-    work = work_of(setup.layout, prices)
-    finishes = [row_finish(row, work.layout) for row in work.rows]
-    return finish_step(work.ending, [f.rank_s for f in finishes], [f.gradients_s for f in finishes]).step_s
+    """Return the step time of a configuration under one calibration."""
+    return Predictor(setup).steps_s([calibration])[0]
 
 
 def stage_memories(setup: Setup) -> tuple[StageMemory, ...]:

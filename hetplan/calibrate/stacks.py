@@ -20,8 +20,10 @@ from hetplan.specs.calibration import Calibration
 
 Devices = tuple[str, ...]
 ANY: Devices = ("any",)
-ROUGH = Effort(most_turns=2, most_steps=8, keep_jacobian=3.0)
+ROUGH = Effort(descents=1, most_steps=6)
 """For the general levels, which later ones refine."""
+ROWS_OF_A_STACK = 8
+"""Rows of one stack that general levels look at: enough to say how it differs, and no stack drowns the others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,13 +57,14 @@ def fit_stacks(
 ) -> Stacks:
     """Return constants fitted on `observations`; not `particular`: for devices only, not for each stack."""
     known = predictions or Predictions()
-    everywhere = fit(observations, ANY, np.zeros(len(blocks(ANY))), known, ROUGH)
+    everywhere = fit(few_of_each(observations), ANY, np.zeros(len(blocks(ANY))), known, ROUGH)
     by_device: dict[Devices, Fitted] = {}
     by_stack: dict[tuple[str, Devices], Fitted] = {}
     by_release: dict[tuple[str, str, Devices], Fitted] = {}
     for devices in sorted({row.setup.devices for row in observations}):
         of_device = [row for row in observations if row.setup.devices == devices]
-        by_device[devices] = fit(of_device, devices, spread_out(everywhere.offsets, len(devices)), known, ROUGH)
+        start = spread_out(everywhere.offsets, len(devices))
+        by_device[devices] = fit(few_of_each(of_device), devices, start, known, ROUGH)
         for name in sorted({row.setup.run.stack for row in of_device}) if particular else ():
             rows = [row for row in of_device if row.setup.run.stack == name]
             own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known)
@@ -70,6 +73,18 @@ def fit_stacks(
                 of_release = [row for row in rows if row.setup.run.release == release]
                 by_release[name, release, devices] = fit(of_release, devices, own.offsets, known)
     return Stacks(everywhere=everywhere, by_device=by_device, by_stack=by_stack, by_release=by_release)
+
+
+def few_of_each(observations: Sequence[Observation]) -> list[Observation]:
+    """Return at most so many rows of each stack, spread evenly over the order in which they came."""
+    stacks: dict[tuple[str, Devices], list[Observation]] = {}
+    for row in observations:
+        stacks.setdefault((row.setup.run.stack, row.setup.devices), []).append(row)
+    chosen: list[Observation] = []
+    for rows in stacks.values():
+        step = max(1.0, len(rows) / ROWS_OF_A_STACK)
+        chosen.extend(rows[int(place * step)] for place in range(min(len(rows), ROWS_OF_A_STACK)))
+    return chosen
 
 
 def spread_out(offsets: Floats, num_devices: int) -> Floats:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -136,7 +136,7 @@ class Batch:
     tp_rings: Rings
     cp_rings: Rings
     ep_rings: Rings
-    tp_exposed: float
+    tp_exposed: Floats | float
     """Part of tensor-parallel communication that nothing hides."""
 
     @property
@@ -152,6 +152,23 @@ class Batch:
     def tokens_o(self, tokens_per_sample: int | None) -> Floats:
         """Return the tokens one rank sees of a microbatch, after cp."""
         return self.samples_o * (tokens_per_sample or self.workload.seq_len) / self.cp_o
+
+
+def side_by_side(batches: Sequence[Batch]) -> Batch:
+    """Return batches of one workload as one."""
+    merged: dict[str, object] = {"workload": batches[0].workload}
+    for field in fields(Batch):
+        values = [getattr(batch, field.name) for batch in batches]
+        if field.name == "workload":
+            continue
+        if field.name == "tp_exposed":
+            merged[field.name] = np.concatenate([np.full(batch.num_options, batch.tp_exposed) for batch in batches])
+        elif isinstance(values[0], Rings):
+            names = [entry.name for entry in fields(Rings)]
+            merged[field.name] = Rings(**{n: np.concatenate([getattr(v, n) for v in values]) for n in names})
+        else:
+            merged[field.name] = np.concatenate(values)
+    return Batch(**merged)  # type: ignore[arg-type]  # fields of several types by name
 
 
 class Batches:

@@ -9,7 +9,7 @@ What it leaves out, `simulate` adds: contention of transfers of different copies
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,10 +17,19 @@ import numpy as np
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import StageOption
 from hetplan.plan.memory import mesh_memory
-from hetplan.plan.placement import Indices, is_placed, mesh_devices, node_shares, place, places_of, same_domain
+from hetplan.plan.placement import (
+    Indices,
+    NodeShare,
+    is_placed,
+    mesh_devices,
+    node_shares,
+    place,
+    places_of,
+    same_domain,
+)
 from hetplan.plan.records import Estimate, Layout, Replica, StageEstimate, TimeParts
-from hetplan.plan.stages import HeldRun, StageWork, boundary_seconds, option_of, sharded_work, stage_work
-from hetplan.plan.sync import Ending, Mesh, StepEnd, ending, finish_step, held_runs
+from hetplan.plan.stages import HeldRun, Sharing, StageWork, boundary_seconds, option_of, sharded_work, stage_work
+from hetplan.plan.sync import Ending, Mesh, StepEnd, ending, finish_step, held_runs, shard_degrees, stages_over
 from hetplan.plan.timing import Durations, Finish, pipeline_finish
 from hetplan.plan.traffic import traffic_usd
 
@@ -52,6 +61,18 @@ class Work:
     ending: Ending
     traffic_usd: float
     """Price of what a step moves over paid networks."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Arrangement:
+    """A layout on its devices: all that its price depends on besides the constants of the cost model."""
+
+    layout: Layout
+    options: tuple[tuple[StageOption, ...], ...]
+    domains: Mapping[Mesh, Indices]
+    sharing: Sharing
+    boundaries: tuple[tuple[tuple[tuple[bool, ...], tuple[int, ...]], ...], ...]
+    """By row: ways in which the boundaries between stages lie, and the copies that lie so."""
 
 
 def estimate(layout: Layout, prices: Prices) -> Estimate:
@@ -86,6 +107,11 @@ def estimate(layout: Layout, prices: Prices) -> Estimate:
 
 def work_of(layout: Layout, prices: Prices) -> Work:
     """Return a layout in the cost model's numbers."""
+    return work_on(arrange(layout, prices), prices)
+
+
+def arrange(layout: Layout, prices: Prices) -> Arrangement:
+    """Return where a layout's stages are and who shares what, which no constant of the cost model changes."""
     placed = layout if is_placed(layout) else place(layout, prices.cluster)
     places = places_of(prices)
     domains: dict[Mesh, Indices] = {}
@@ -95,16 +121,40 @@ def work_of(layout: Layout, prices: Prices) -> Work:
             devices_cd = mesh_devices(stage, replica.copies)
             domains[row, q] = places[stage.group].domain_d[devices_cd]
             nodes[row, q] = places[stage.group].node_d[devices_cd]
-    runs = held_runs(placed, node_shares(placed, nodes))
-    options = [tuple(option_of(stage, replica) for stage in replica.stages) for replica in placed.replicas]
+    return Arrangement(
+        layout=placed,
+        options=tuple(tuple(option_of(stage, replica) for stage in replica.stages) for replica in placed.replicas),
+        domains=domains,
+        sharing=sharing_of(placed, node_shares(placed, nodes)),
+        boundaries=tuple(
+            _boundary_kinds(replica, [domains[row, q] for q in range(replica.pp)])
+            for row, replica in enumerate(placed.replicas)
+        ),
+    )
+
+
+def sharing_of(layout: Layout, shares: Mapping[Mesh, NodeShare]) -> Sharing:
+    """Return who holds what of a layout together."""
+    runs = held_runs(layout, shares)
+    degrees = {
+        (row, v): shard_degrees(layout, row, v)
+        for row, replica in enumerate(layout.replicas)
+        for v in range(len(replica.stages) if layout.sharding != "none" else 0)
+    }
+    holders = tuple(tuple(stages_over(layout, run.first_layer)) for run in runs)
+    return Sharing(runs=runs, holders=holders, degrees=degrees)
+
+
+def work_on(at: Arrangement, prices: Prices) -> Work:
+    """Return an arranged layout in the cost model's numbers."""
     rows = []
-    for row, replica in enumerate(placed.replicas):
-        work = _stage_works(placed, prices, row, options[row], runs)
-        classes = _classes(prices, replica, options[row], work, [domains[row, q] for q in range(replica.pp)])
-        rows.append(RowWork(replica=replica, options=options[row], work=work, classes=classes))
-    after = ending(placed, prices, options, runs)
-    usd = traffic_usd(placed, prices, domains, after.buckets)
-    return Work(layout=placed, rows=tuple(rows), ending=after, traffic_usd=usd)
+    for row, replica in enumerate(at.layout.replicas):
+        work = _stage_works(at.layout, prices, row, at.options[row], at.sharing.runs)
+        classes = _classes(prices, replica, at.options[row], work, at.boundaries[row])
+        rows.append(RowWork(replica=replica, options=at.options[row], work=work, classes=classes))
+    after = ending(at.layout, prices, at.options, at.sharing)
+    usd = traffic_usd(at.layout, prices, at.domains, after.buckets)
+    return Work(layout=at.layout, rows=tuple(rows), ending=after, traffic_usd=usd)
 
 
 def _stage_works(
@@ -127,22 +177,30 @@ def _stage_works(
     )
 
 
+def _boundary_kinds(replica: Replica, domains: list[Indices]) -> tuple[tuple[tuple[bool, ...], tuple[int, ...]], ...]:
+    """Return the different ways in which the boundaries of copies lie (which are inside a domain), and their copies."""
+    pp, num_boundaries = replica.pp, len(replica.stages) - 1
+    near = [same_domain(domains[v % pp], domains[(v + 1) % pp]) for v in range(min(num_boundaries, pp))]
+    if not near:
+        return (((), tuple(range(replica.copies))),)
+    kinds, kind_c = np.unique(np.stack(near, axis=1), axis=0, return_inverse=True)
+    return tuple(
+        (tuple(kind), tuple(np.flatnonzero(kind_c.ravel() == index).tolist()))
+        for index, kind in enumerate(kinds.tolist())
+    )
+
+
 def _classes(
     prices: Prices,
     replica: Replica,
     options: tuple[StageOption, ...],
     work: tuple[StageWork, ...],
-    domains: list[Indices],
+    boundaries: tuple[tuple[tuple[bool, ...], tuple[int, ...]], ...],
 ) -> tuple[CopyClass, ...]:
     """Return the different ways in which the boundaries of copies lie, with the copies of each."""
     pp, num_boundaries = replica.pp, len(options) - 1
-    near = [same_domain(domains[v % pp], domains[(v + 1) % pp]) for v in range(min(num_boundaries, pp))]
-    if near:
-        kinds, kind_c = np.unique(np.stack(near, axis=1), axis=0, return_inverse=True)
-    else:
-        kinds, kind_c = np.zeros((1, 0), dtype=bool), np.zeros(replica.copies, dtype=np.int64)
     classes = []
-    for index, kind in enumerate(kinds.tolist()):
+    for kind, copies in boundaries:
         p2p_s = tuple(
             boundary_seconds(prices, options[v], options[v + 1], replica.stages[v].end_layer - 1, kind[v % pp])
             if pp > 1
@@ -156,7 +214,6 @@ def _classes(
             p2p_s=p2p_s,
             lock_step=prices.calibration.overlap.pipeline == "lock-step",
         )
-        copies = tuple(np.flatnonzero(kind_c.ravel() == index).tolist())
         classes.append(CopyClass(durations=durations, copies=copies))
     return tuple(classes)
 

@@ -8,16 +8,35 @@ computing and communicating, else their sum. What exceeds computing counts as da
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from typing import Concatenate, ParamSpec, TypeVar
 
 import numpy as np
 
 from hetplan.costs.prices import Prices
-from hetplan.costs.records import Floats, Holders, StageOption
+from hetplan.costs.records import Floats, Holders, ShardDegrees, StageOption
 from hetplan.plan.records import Replica, Stage
 from hetplan.specs.model import Experts, Layer, Linear, Table, operator_params, trained_params
 from hetplan.specs.workload import Sharding
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+def remembered(work: Callable[Concatenate[Prices, P], R]) -> Callable[Concatenate[Prices, P], R]:
+    """Return `work`, whose answers are kept with the prices they came from, and go with them."""
+
+    def ask(prices: Prices, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        key = (work, args)
+        found: R
+        if key in prices.answers:
+            found = prices.answers[key]
+        else:
+            found = prices.answers[key] = work(prices, *args, **kwargs)
+        return found
+
+    return ask
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +63,17 @@ class HeldRun:
     first_layer: int
     end_layer: int
     holders: tuple[Holders, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharing:
+    """Who holds what together; no constant of the cost model changes it."""
+
+    runs: tuple[HeldRun, ...]
+    holders: tuple[tuple[tuple[int, int], ...], ...]
+    """By run: (row, virtual stage) of every stage that holds it."""
+    degrees: Mapping[tuple[int, int], ShardDegrees]
+    """By (row, virtual stage): over how many ranks its states are shared out; empty where nothing is."""
 
 
 def option_of(stage: Stage, replica: Replica) -> StageOption:
@@ -78,7 +108,7 @@ _ROWS = (
 FORWARD, BACKWARD, WEIGHT, PARAMS, EXPERT_PARAMS, SAVED = 0, 1, 2, 11, 12, 13
 
 
-@lru_cache(maxsize=4096)
+@remembered
 def _matrix(prices: Prices, option: StageOption) -> Floats:
     """Return the costs of an option, a row each of `_ROWS`, shape (rows, layers)."""
     costs = prices.layers(option)
@@ -91,13 +121,13 @@ def layer_seconds(prices: Prices, option: StageOption) -> Floats:
     return np.asarray(matrix[FORWARD] + matrix[BACKWARD], dtype=np.float64)
 
 
-@lru_cache(maxsize=65536)
+@remembered
 def span_sums(prices: Prices, option: StageOption, first: int, end: int) -> tuple[float, ...]:
     """Return the sums of each row of `_ROWS` over layers `first` to `end`."""
     return tuple(_matrix(prices, option)[:, first:end].sum(axis=1).tolist())
 
 
-@lru_cache(maxsize=65536)
+@remembered
 def stage_work(prices: Prices, option: StageOption, first: int, end: int) -> StageWork:
     """Return what a stage does where nothing moves between data-parallel ranks before the step's end."""
     sums = span_sums(prices, option, first, end)
@@ -113,7 +143,7 @@ def stage_work(prices: Prices, option: StageOption, first: int, end: int) -> Sta
     )
 
 
-@lru_cache(maxsize=16384)
+@remembered
 def sharded_work(prices: Prices, option: StageOption, runs: tuple[HeldRun, ...], sharding: Sharding) -> StageWork:
     """Return what a stage of `runs` does where its gradients, or weights too, are shared out."""
     first, end = runs[0].first_layer, runs[-1].end_layer
@@ -144,15 +174,19 @@ def _beside(compute_l: Floats, communicate_l: Floats) -> Floats:
     return np.maximum(compute_l, communicate_l)
 
 
-@lru_cache(maxsize=65536)
+@remembered
 def boundary_seconds(prices: Prices, sender: StageOption, receiver: StageOption, layer: int, near: int) -> float:
     """Return the cost model's `boundary_s`, asked once; `near` is 1 where the meshes share a domain."""
     return float(prices.boundary_s(sender, receiver, layer, same_node=bool(near)))
 
 
-@lru_cache(maxsize=8)
 def whole_params(prices: Prices) -> tuple[Floats, Floats]:
     """Return the trained parameters of each layer before any split: routed experts apart, and routed experts."""
+    return _whole_params(prices.root)
+
+
+@remembered
+def _whole_params(prices: Prices) -> tuple[Floats, Floats]:
     chain = prices.model.chain
     expert_l = np.array([_expert_params(layer) for layer in chain], dtype=np.float64)
     return np.array([trained_params(layer) for layer in chain], dtype=np.float64) - expert_l, expert_l
@@ -168,9 +202,13 @@ def _expert_params(layer: Layer) -> int:
     )
 
 
-@lru_cache(maxsize=8)
 def tied_tables(prices: Prices) -> tuple[tuple[int, int, int], ...]:
     """Return (layer that holds a table, layer whose weight is tied to it, parameters) for each tied weight."""
+    return _tied_tables(prices.root)
+
+
+@remembered
+def _tied_tables(prices: Prices) -> tuple[tuple[int, int, int], ...]:
     chain = prices.model.chain
     tables: dict[int, int] = {}
     for index, layer in enumerate(chain):

@@ -30,6 +30,7 @@ from hetplan.plan.stages import (
     PARAMS,
     WEIGHT,
     HeldRun,
+    Sharing,
     span_sums,
     tied_tables,
     whole_params,
@@ -175,19 +176,19 @@ def shard_degrees(layout: Layout, row: int, stage: int) -> ShardDegrees:
     return ShardDegrees(dense=max(1, min(dense)), expert=max(1, min(expert)))
 
 
-def ending(layout: Layout, prices: Prices, options: Sequence[Sequence[StageOption]], runs: Sequence[HeldRun]) -> Ending:
+def ending(layout: Layout, prices: Prices, options: Sequence[Sequence[StageOption]], sharing: Sharing) -> Ending:
     """Return what has to happen after the backward passes of a layout."""
     buckets: list[Bucket] = []
-    for run in runs:
-        members = tuple(_member(layout, prices, options, run, at) for at in stages_over(layout, run.first_layer))
+    for run, holders in zip(sharing.runs, sharing.holders, strict=True):
+        members = tuple(_member(layout, prices, options, run, at) for at in holders)
         for expert in (False, True):
             bucket = _bucket(layout, prices, run, members, expert=expert)
             if bucket is not None:
                 buckets.append(bucket)
     return Ending(
         buckets=tuple(buckets),
-        ties=tuple(_ties(layout, prices, runs)),
-        optimizer_s=_optimizers(layout, prices, options),
+        ties=tuple(_ties(layout, prices)),
+        optimizer_s=_optimizers(layout, prices, options, sharing.degrees),
         overlap=prices.calibration.overlap.gradients,
     )
 
@@ -252,7 +253,7 @@ def _expert_holders(holders: Holders, ep: int) -> Holders:
     )
 
 
-def _ties(layout: Layout, prices: Prices, runs: Sequence[HeldRun]) -> Iterable[Tie]:
+def _ties(layout: Layout, prices: Prices) -> Iterable[Tie]:
     for table, head, params in tied_tables(prices):
         for row, replica in enumerate(layout.replicas):
             first, last = (_stage_of(layout, row, layer) for layer in (table, head))
@@ -275,7 +276,12 @@ def _stage_of(layout: Layout, row: int, layer: int) -> int:
     return 0
 
 
-def _optimizers(layout: Layout, prices: Prices, options: Sequence[Sequence[StageOption]]) -> dict[Mesh, float]:
+def _optimizers(
+    layout: Layout,
+    prices: Prices,
+    options: Sequence[Sequence[StageOption]],
+    degrees_v: Mapping[tuple[int, int], ShardDegrees],
+) -> dict[Mesh, float]:
     """Return the seconds each mesh takes to update the weights it is in charge of."""
     seconds: dict[Mesh, float] = {}
     for row, replica in enumerate(layout.replicas):
@@ -284,7 +290,7 @@ def _optimizers(layout: Layout, prices: Prices, options: Sequence[Sequence[Stage
             for v in range(q, len(replica.stages), replica.pp):
                 stage = replica.stages[v]
                 sums = span_sums(prices, options[row][v], stage.first_layer, stage.end_layer)
-                degrees = ShardDegrees() if layout.sharding == "none" else shard_degrees(layout, row, v)
+                degrees = degrees_v.get((row, v), ShardDegrees())
                 update_s = prices.update_s(options[row][v], stage.first_layer, stage.end_layer)
                 if update_s is None:
                     params += sums[PARAMS] / degrees.dense + sums[EXPERT_PARAMS] / degrees.expert
