@@ -18,17 +18,18 @@ __all__ = ["plan_from_text", "plan_text", "read_plan"]
 
 def plan_text(plan: Plan) -> str:
     """Return the text of a plan's file."""
-    return "hetplan: plan/v1\n" + "".join(f"{line}\n" for line in _mapping_lines(plan_document(plan)))
+    return "hetplan: plan/v1\n" + "".join(f"{line}\n" for line in mapping_lines(plan_document(plan)))
 
 
-def _mapping_lines(mapping: dict[str, Any]) -> Iterator[str]:
+def mapping_lines(mapping: dict[str, Any]) -> Iterator[str]:
+    """Yield the lines of a nested mapping."""
     for key, value in mapping.items():
         name = scalar_text(key)
         if _fits_a_line(value):
             yield f"{name}: {_flow(value)}"
         elif isinstance(value, dict):
             yield f"{name}:"
-            yield from (f"  {line}" for line in _mapping_lines(value))
+            yield from (f"  {line}" for line in mapping_lines(value))
         else:
             yield f"{name}:"
             yield from (f"  {line}" for item in value for line in _item_lines(item))
@@ -38,7 +39,7 @@ def _item_lines(item: Any) -> Iterator[str]:
     if _fits_a_line(item):
         yield f"- {_flow(item)}"
         return
-    for index, line in enumerate(_mapping_lines(item)):
+    for index, line in enumerate(mapping_lines(item)):
         yield f"{'  ' if index else '- '}{line}"
 
 
