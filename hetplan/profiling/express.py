@@ -131,7 +131,7 @@ def _with_links(constants: DeviceConstants, device: Device, inner: Sequence[Link
     changes: dict[str, Any] = {
         "link_latency_s": send.latency_s,
         "collective_latency_s": ring.latency_s,
-        "collective_fraction": min(10.0, send.s_per_byte / ring.s_per_byte),
+        "collective_fraction": min(1.0, send.s_per_byte / ring.s_per_byte),
     }
     if device.pair_bandwidth_bytes_per_s > 0:
         changes["link_fraction"] = _fraction(1.0 / send.s_per_byte / device.pair_bandwidth_bytes_per_s)

@@ -26,7 +26,7 @@ PROBE = GemmShape(rows=512, inputs=1024, outputs=1024)
 ELEMENTS = 1 << 20
 """Assumed: about the activations of one layer and microbatch."""
 COPY_BYTES = 64 << 20
-PARAMS = 1 << 20
+PARAMS = 1 << 22
 
 
 def gemm(shape: GemmShape, precision: Precision, watch: Stopwatch) -> GemmFigure:
@@ -84,12 +84,22 @@ def elementwise(precision: Precision, watch: Stopwatch) -> Iterator[TrafficFigur
 
 
 def update(watch: Stopwatch) -> TrafficFigure:
-    """Return the update of AdamW with fp32 states, fused, in the bytes the cost model counts for it."""
+    """Return the end of a step as the executor does it, in the bytes the cost model counts for AdamW.
+
+    Gradients are set to zero, their squares summed in fp64, and AdamW with fp32 states, fused, updates the weights.
+    """
     weights = torch.nn.Parameter(torch.randn(PARAMS, device=watch.device))
-    weights.grad = torch.randn(PARAMS, device=watch.device)
+    gradient = torch.randn(PARAMS, device=watch.device)
     optimizer = torch.optim.AdamW([weights], lr=1e-4, fused=True)
+
+    def work() -> None:
+        gradient.zero_()
+        gradient.to(torch.float64).square().sum()
+        weights.grad = gradient
+        optimizer.step()
+
     moved = 2 * 4 + 2 * 8 + 2 * 4
-    return TrafficFigure(name="optimizer", num_bytes=float(moved * PARAMS), timing=watch.time(optimizer.step))
+    return TrafficFigure(name="optimizer", num_bytes=float(moved * PARAMS), timing=watch.time(work))
 
 
 def copies(watch: Stopwatch) -> Iterator[TrafficFigure]:

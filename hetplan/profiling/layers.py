@@ -6,7 +6,7 @@ hold their collectives. A rank that is slowed to a share `speed` of its core sle
 
     processor time / speed + time in collectives
 
-has passed, so its partners see what they would see in a run.
+has passed, so its partners see, and its caches hold, what they would in a run.
 """
 
 from __future__ import annotations
@@ -83,7 +83,6 @@ class LayerBench:
             axis = Axis(degree=case.tp, rank=rank, group=groups[mine]) if case.tp > 1 else Axis()
             figure = self._measure(case, Mesh(tp=axis, sequence_parallel=self._wish.sequence_parallel))
             once_s = figure.forward.seconds + figure.backward.seconds
-            once_s *= self._watch.speed if case.tp == 1 else 1.0
         self._last_s[case.index, case.tp] = (case.samples, max(self._ranks.gather(once_s)))
         return (figure,) if figure else ()
 
@@ -96,7 +95,8 @@ class LayerBench:
 
     def _measure(self, case: LayerCase, mesh: Mesh) -> LayerFigure:
         bench = _Stretch(self._model, case, mesh, self._wish, self._watch.device)
-        pair = _paced(bench, mesh, self._watch) if case.tp > 1 else self._watch.passes(bench.forward, bench.backward)
+        together = case.tp > 1 or self._watch.speed < 1.0
+        pair = _paced(bench, mesh, self._watch) if together else self._watch.passes(bench.forward, bench.backward)
         return LayerFigure(
             kind=self._model.chain[case.index].kind,
             samples=case.samples,
@@ -160,11 +160,12 @@ def _words(model: Model) -> int:
 
 
 def _paced(bench: _Stretch, mesh: Mesh, watch: Stopwatch) -> PassTimings:
-    """Time passes with collectives in them; all ranks of the group repeat as often as its first one says."""
+    """Time passes with collectives or pauses in them; ranks of a group repeat as often as its first one says."""
     first = _pass_pair(bench, mesh, watch)
     first = _pass_pair(bench, mesh, watch)
     count = torch.tensor([float(max(FEWEST, min(MOST, 2 * watch.round_s / max(sum(first), 1e-9))))])
-    torch.distributed.broadcast(count, group=mesh.tp.group, group_src=0)
+    if mesh.tp.degree > 1:
+        torch.distributed.broadcast(count, group=mesh.tp.group, group_src=0)
     pairs = [_pass_pair(bench, mesh, watch) for _ in range(int(count.item()))]
     return PassTimings(forward=summary([a for a, _ in pairs]), backward=summary([b for _, b in pairs]))
 
@@ -186,4 +187,4 @@ def _one(work: Callable[[], Any], mesh: Mesh, watch: Stopwatch) -> float:
         return wall_s
     due_s = (time.thread_time() - start_cpu_s) / watch.speed + mesh.clock.take()["tp"]
     time.sleep(max(0.0, due_s - wall_s))
-    return time.perf_counter() - start_s
+    return due_s

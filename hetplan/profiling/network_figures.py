@@ -48,7 +48,7 @@ def network_constants(survey: Survey, networks: Networks) -> dict[str, NetworkCo
             constants = NetworkConstants(
                 bandwidth_fraction=constants.bandwidth_fraction,
                 latency_s=constants.latency_s,
-                collective_fraction=min(10.0, line.s_per_byte / ring.s_per_byte),
+                collective_fraction=min(1.0, line.s_per_byte / ring.s_per_byte),
                 collective_latency_s=ring.latency_s,
                 origin="measured",
             )

@@ -142,7 +142,7 @@ class Network:
         for switch in switches.values():
             switch.run("ip", "link", "add", "name", "br0", "mtu", str(MTU), "type", "bridge")
             switch.run("ip", "link", "set", "br0", "up")
-        for number, (host, group) in enumerate(bed.places(), start=1):
+        for number, (host, group) in enumerate(bed.hosts(), start=1):
             space = self._space(host)
             self.hosts[host], self.addresses[host] = space, f"10.71.0.{number}"
             _plug(switches[group.site], space, (number, self.addresses[host], group.rate_bytes_per_s))
@@ -213,15 +213,17 @@ def _shape(space: Space, device: str, rate_bytes_per_s: float) -> None:
     space.run(*words, "burst", str(burst), "latency", f"{QUEUE_MS}ms")
 
 
-def environment_of(base: Mapping[str, str], place: tuple[int, int], address: str, port: int) -> dict[str, str]:
-    """Return the environment of one rank, as torchrun would make it."""
-    rank, num_ranks = place
+def environment_of(
+    base: Mapping[str, str], place: tuple[int, int], local: tuple[int, int], master: tuple[str, int]
+) -> dict[str, str]:
+    """Return the environment of one rank (its number and of how many, on all hosts and on its own) as torchrun does."""
+    (rank, num_ranks), (address, port) = place, master
     return {
         **base,
         "RANK": str(rank),
         "WORLD_SIZE": str(num_ranks),
-        "LOCAL_RANK": "0",
-        "LOCAL_WORLD_SIZE": "1",
+        "LOCAL_RANK": str(local[0]),
+        "LOCAL_WORLD_SIZE": str(local[1]),
         "MASTER_ADDR": address,
         "MASTER_PORT": str(port),
         "GLOO_SOCKET_IFNAME": "eth0",

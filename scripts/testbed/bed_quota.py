@@ -28,7 +28,7 @@ class Quotas:
     def __init__(self, bed: Bed) -> None:
         self._version = 1 if (V1 / "cpu.shares").exists() else 2 if (V2 / "cgroup.controllers").exists() else 0
         self._root = V1 if self._version == 1 else V2
-        self._groups: dict[str, Path] = {}
+        self._groups: dict[int, Path] = {}
         self._bed = bed
         try:
             self._remove_stale()
@@ -43,10 +43,10 @@ class Quotas:
     def _make(self) -> None:
         if not self._version:
             raise OSError("there is no cpu controller")
-        for number, (host, group) in enumerate(self._bed.places()):
+        for number, (_, _, group) in enumerate(self._bed.ranks()):
             place = self._root / f"{PREFIX}{os.getpid()}-{number}"
             place.mkdir()
-            self._groups[host] = place
+            self._groups[number] = place
             quota_us = int(group.speed * PERIOD_US)
             throttled = self._bed.throttle == "quota"
             if self._version == 1:
@@ -59,11 +59,11 @@ class Quotas:
                 if throttled:
                     (place / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
 
-    def join(self, host: str) -> None:
-        """Put this process into a host's control group (called in the child, before it starts its program)."""
-        if host in self._groups:
+    def join(self, rank: int) -> None:
+        """Put this process into a rank's control group (called in the child, before it starts its program)."""
+        if rank in self._groups:
             with suppress(OSError):
-                (self._groups[host] / "cgroup.procs").write_text(str(os.getpid()))
+                (self._groups[rank] / "cgroup.procs").write_text(str(os.getpid()))
 
     def close(self) -> None:
         """Remove the groups; what was in them has ended, or is about to."""

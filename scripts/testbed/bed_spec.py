@@ -5,12 +5,12 @@ hetplan: testbed/v1
 name: three-speeds
 throttle: pace                     # pace (default): ranks sleep; quota: a cgroup's CPU quota (root only)
 groups:
-  fast: {hosts: 2, speed: 0.5, rate: 10 Gbit/s}
+  fast: {hosts: 1, devices: 2, speed: 0.5, rate: 10 Gbit/s}
   slow: {hosts: 1, speed: 0.2, rate: 100 Mbit/s, site: east}
 line: {rate: 200 Mbit/s, delay: 20 ms}     # between the two sites, shared by all traffic; only with two sites
 ```
-`speed` is the share of a core a device of the group has, `rate` what each host's port lets through, each way. Hosts are
-called as in a cluster file: `fast-1`, `fast-2`.
+`speed` is the share of a core a device of the group has, `devices` how many a host has (default 1), `rate` what each
+host's port lets through, each way. Hosts are called as in a cluster file: `fast-1`, `fast-2`.
 """
 
 from __future__ import annotations
@@ -38,10 +38,12 @@ PORT_LATENCY_S = 100e-6
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BedGroup:
-    """Equal hosts, one device each."""
+    """Equal hosts."""
 
     name: str
     num_hosts: int
+    num_devices: int
+    """Of each host."""
     speed: float
     rate_bytes_per_s: float
     site: str
@@ -74,11 +76,17 @@ class Bed:
         """Sites, in the order in which they appear."""
         return tuple(dict.fromkeys(group.site for group in self.groups))
 
-    def places(self) -> Iterator[tuple[str, BedGroup]]:
-        """Yield every host with its group, in rank order."""
+    def hosts(self) -> Iterator[tuple[str, BedGroup]]:
+        """Yield every host with its group."""
         for group in self.groups:
             for host in group.hosts:
                 yield host, group
+
+    def ranks(self) -> Iterator[tuple[str, int, BedGroup]]:
+        """Yield every device in rank order: its host, its place there, its group."""
+        for host, group in self.hosts():
+            for slot in range(group.num_devices):
+                yield host, slot, group
 
 
 def read_bed(path: Path) -> Bed:
@@ -95,6 +103,7 @@ def read_bed(path: Path) -> Bed:
             BedGroup(
                 name=name,
                 num_hosts=fields.integer("hosts", minimum=1, maximum=16, default=1),
+                num_devices=fields.integer("devices", minimum=1, maximum=16, default=1),
                 speed=fields.number("speed", minimum=0.01, maximum=1.0),
                 rate_bytes_per_s=fields.quantity("rate", "bytes/s", positive=True),
                 site=fields.text("site", default="main"),
@@ -144,8 +153,8 @@ def _cluster_lines(bed: Bed) -> Iterator[str]:
     yield "groups:"
     for group in bed.groups:
         yield (
-            f"  {group.name}: {{device: {group.name}-core, nodes: {group.num_hosts}, devices_per_node: 1,"
-            f" site: {group.site}}}"
+            f"  {group.name}: {{device: {group.name}-core, nodes: {group.num_hosts},"
+            f" devices_per_node: {group.num_devices}, site: {group.site}}}"
         )
     networks = list(_networks(bed))
     if networks:

@@ -1,6 +1,7 @@
-"""`hetplan` on a device slowed to a share of its core: after each action a rank sleeps until its time is up.
+"""A hetplan command, or a program, on a device slowed to a share of its core: a rank sleeps until its time is up.
 
     python paced.py SPEED hetplan-arguments ...
+    python paced.py SPEED program.py arguments ...
 
 An action (a forward or backward pass of a microbatch, deferred weight gradients, an update) is over when
 
@@ -13,6 +14,7 @@ run at full speed for a while.
 
 from __future__ import annotations
 
+import runpy
 import sys
 import time
 from collections.abc import Callable
@@ -87,10 +89,15 @@ def main() -> None:
     from hetplan.cli.start import main as hetplan_main
 
     speed, words = float(sys.argv[1]), sys.argv[2:]
-    if words[:1] == ["profile"]:
+    is_program = words[0].endswith(".py")
+    if words[0] == "profile":
         words += ["--speed", str(speed)]
-    elif speed < 1.0 and words[:1] == ["run"]:
+    elif speed < 1.0 and (is_program or words[0] == "run"):
         slow_down(speed)
+    if is_program:
+        sys.argv = words
+        runpy.run_path(words[0], run_name="__main__")
+        return
     sys.argv = ["hetplan", *words]
     hetplan_main()
 

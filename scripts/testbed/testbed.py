@@ -2,7 +2,7 @@
 
     python scripts/testbed/testbed.py check BED.yaml                    can this machine and user make it? (77: no)
     python scripts/testbed/testbed.py cluster BED.yaml                  the cluster file it stands for
-    python scripts/testbed/testbed.py run BED.yaml -- profile MODEL ... a hetplan command, a rank on every host
+    python scripts/testbed/testbed.py run BED.yaml -- profile MODEL ... a hetplan command, a rank a device
 
 See `bed_spec` for the file, `bed_kernel` for the network, `paced` for the devices. Nothing outlives the program.
 """
@@ -73,35 +73,39 @@ class Testbed:
     def run(
         self, words: Sequence[str], *, timeout_s: float = 600.0, shown: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run a hetplan command as one rank a host; return what rank 0 said and the worst exit code."""
+        """Run a hetplan command as one rank a device; return what rank 0 said and the worst exit code."""
         if self._network is None or self._quotas is None:
             raise RuntimeError("the testbed is not up")
-        places = list(self.bed.places())
+        places = list(self.bed.ranks())
         address = self._network.addresses[places[0][0]]
         self._runs += 1
         paths = [Path(self._folder.name) / f"{self._runs}-{rank}" for rank in range(len(places))]
-        for rank, (host, group) in enumerate(places):
+        for rank, (host, slot, group) in enumerate(places):
             program = [sys.executable, str(Path(__file__).parent / "paced.py")]
             speed = group.speed if self.bed.throttle == "pace" else 1.0
             command = self._network.hosts[host].words(*program, str(speed), *words)
-            environment = environment_of(os.environ, (rank, len(places)), address, PORT + self._runs % 200)
-            self._ranks.append(self._start(command, environment, paths[rank], host))
+            environment = environment_of(
+                os.environ, (rank, len(places)), (slot, group.num_devices), (address, PORT + self._runs % 200)
+            )
+            self._ranks.append(self._start(command, environment, paths[rank], rank))
         code = self._wait(timeout_s)
         said = [(path.with_suffix(".out").read_text(), path.with_suffix(".err").read_text()) for path in paths]
         if shown:
             sys.stdout.write(said[0][0])
-            for host, error in zip((host for host, _ in places), (error for _, error in said), strict=True):
+            for (host, _, _), (_, error) in zip(places, said, strict=True):
                 for line in error.splitlines():
                     sys.stderr.write(f"{host}: {line}\n")
         return subprocess.CompletedProcess(list(words), code, said[0][0], "".join(error for _, error in said))
 
-    def _start(self, command: list[str], environment: dict[str, str], path: Path, host: str) -> subprocess.Popen[bytes]:
+    def _start(
+        self, command: list[str], environment: dict[str, str], path: Path, number: int
+    ) -> subprocess.Popen[bytes]:
         quotas = self._quotas
 
         def before() -> None:
             die_with_parent()
             if quotas is not None:
-                quotas.join(host)
+                quotas.join(number)
 
         with path.with_suffix(".out").open("wb") as out, path.with_suffix(".err").open("wb") as err:
             return subprocess.Popen(
@@ -154,7 +158,7 @@ def main(arguments: Sequence[str]) -> int:
         enter_user_namespace()
         with Testbed(bed) as up:
             if given.what == "check":
-                print(f"{bed.name}: {len(list(bed.places()))} hosts, {bed.throttle}; this machine can make it")
+                print(f"{bed.name}: {len(list(bed.hosts()))} hosts, {bed.throttle}; this machine can make it")
                 return 0
             return up.run(given.words).returncode
     except HetplanError as error:

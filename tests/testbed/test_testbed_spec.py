@@ -35,8 +35,9 @@ def bed_of(text: str, folder: Path) -> Any:
 def test_every_bed_that_ships_is_a_valid_cluster_and_leaves_the_machine_some_room(path: Path) -> None:
     bed = bed_spec.read_bed(path)
     cluster = cluster_from_text(bed_spec.cluster_of(bed), path.name, find_device)
-    assert [node for group in cluster.groups for node in group.nodes] == [host for host, _ in bed.places()]
-    assert sum(group.speed for _, group in bed.places()) <= 1.0, "one of two cores"
+    assert [node for group in cluster.groups for node in group.nodes] == [host for host, _ in bed.hosts()]
+    assert cluster.num_devices == len(list(bed.ranks()))
+    assert sum(group.speed for _, _, group in bed.ranks()) <= 1.0 + 1e-9, "one of two cores"
 
 
 def test_hosts_talk_at_the_rate_of_the_slower_port_and_sites_over_the_line(tmp_path: Path) -> None:
