@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from functools import lru_cache
-from itertools import combinations, pairwise
+from itertools import combinations, combinations_with_replacement, pairwise
 
 import numpy as np
 
 from hetplan.costs.links import link_between
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import MemoryUse
+from hetplan.plan.estimate import estimate
 from hetplan.plan.memory import mesh_memory
 from hetplan.plan.placement import mesh_devices, places_of
 from hetplan.plan.records import Stage
@@ -128,13 +130,15 @@ def stages_reachable(case: Case) -> Iterator[Violation]:
 
 
 def _meet(case: Case, first: Stage, second: Stage, copies: int) -> bool:
-    """Whether every copy of two stages lies on one node, or a network joins their groups."""
+    """Whether every copy of two stages lies on one node or in one fast-link domain, or a network joins their groups."""
     if _joined(case.prices, first.group, second.group):
         return True
     places = places_of(case.prices)
-    nodes = [places[stage.group].node_d[mesh_devices(stage, copies)] for stage in (first, second)]
-    node_cd = np.concatenate(nodes, axis=1)
-    return bool(np.all(node_cd == node_cd[:, :1]))
+    devices = [mesh_devices(stage, copies) for stage in (first, second)]
+    groups = [places[stage.group] for stage in (first, second)]
+    node_cd = np.concatenate([one.node_d[d] for one, d in zip(groups, devices, strict=True)], axis=1)
+    domain_cd = np.concatenate([one.domain_d[d] for one, d in zip(groups, devices, strict=True)], axis=1)
+    return any(bool(np.all(place_cd == place_cd[:, :1])) for place_cd in (node_cd, domain_cd))
 
 
 def holders_reachable(case: Case) -> Iterator[Violation]:
@@ -158,19 +162,31 @@ def holders_reachable(case: Case) -> Iterator[Violation]:
 
 
 def _unjoined_meshes(case: Case) -> Iterator[Violation]:
-    """A stage that lies on several nodes needs a network of its group."""
+    """A stage that lies on several nodes, not in one fast-link domain, needs a network of its group."""
     places = places_of(case.prices)
     for row, replica in enumerate(case.layout.replicas):
         for q, stage in enumerate(replica.stages[: replica.pp]):
             if _joined(case.prices, stage.group, stage.group):
                 continue
-            node_cd = places[stage.group].node_d[mesh_devices(stage, replica.copies)]
-            if node_cd.min() != node_cd.max():
+            domain_cd = places[stage.group].domain_d[mesh_devices(stage, replica.copies)]
+            if domain_cd.min() != domain_cd.max():
                 yield Violation(
                     rule="gradients reachable",
                     where=stage_place(row, q),
                     message=f"no network joins the nodes of group {stage.group}",
                 )
+
+
+def step_ends(case: Case) -> Iterator[Violation]:
+    """No time is without end: where some places are not joined, what other rules do not see shows in the price."""
+    prices = case.prices
+    names = list(dict.fromkeys(stage.group for _, _, stage in case.stages()))
+    if all(_joined(prices, first, second) for first, second in combinations_with_replacement(names, 2)):
+        return
+    seen = any(True for rule in (stages_reachable, holders_reachable) for _ in rule(case))
+    if not seen and not math.isfinite(estimate(case.layout, prices).step_s):
+        message = "devices that exchange activations or gradients are joined by no network: a step would never end"
+        yield Violation(rule="a step ends", where="", message=message)
 
 
 def _gradient_groups(case: Case) -> Iterator[tuple[list[str], int]]:
@@ -229,4 +245,4 @@ def shortfall(use: MemoryUse, capacity_bytes: float, in_flight: int, stage: Stag
 
 GROUP_RULES = (groups_exist, enough_devices)
 DEVICE_RULES = (devices_exist, devices_once)
-PLACE_RULES = (tp_in_one_domain, stages_reachable, holders_reachable, one_vendor, memory_fits)
+PLACE_RULES = (tp_in_one_domain, stages_reachable, holders_reachable, step_ends, one_vendor, memory_fits)

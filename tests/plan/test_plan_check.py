@@ -225,6 +225,19 @@ def test_a_stage_over_several_nodes_needs_a_network_of_its_group():
     assert broken(layout(((7, 9),)), prices=alone) == ["gradients reachable"]
 
 
+def test_one_fast_link_domain_needs_no_network():
+    places = replace(group("a", nodes=2), domain_nodes=2)
+    alone = FakePrices(Cluster(name="x", groups=(places,), networks=()), PRICES.model, PRICES.workload)
+    size = alone.cluster.group("a").devices_per_node
+    whole = Stage(group="a", first_layer=0, end_layer=8, devices=((size - 1, size + 1),))
+    halves = tuple(
+        Stage(group="a", first_layer=4 * q, end_layer=4 * q + 4, devices=((q * size, q * size + 2),)) for q in range(2)
+    )
+    for stages in ((whole,), halves):
+        layout = Layout(replicas=(Replica(stages=stages, microbatch=1, num_microbatches=8, copies=2),))
+        assert broken(layout, prices=alone) == []
+
+
 def test_vendors_mix_only_where_limits_let_them():
     prices = FakePrices(
         cluster(group("a"), group("b", device=device("B", vendor="AMD"))), PRICES.model, PRICES.workload

@@ -1,5 +1,6 @@
 """The plan layer over the real cost model."""
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,7 @@ from hetplan.plan.records import Layout, Replica, Stage
 from hetplan.plan.stages import option_of, whole_params
 from hetplan.simulate.records import Conditions
 from hetplan.simulate.run import simulate
+from hetplan.specs.cluster import Cluster
 from hetplan.specs.workload import Workload
 
 LLAMA = {"num_heads": 16, "num_kv_heads": 8, "width": 1024, "vocab": 32000}
@@ -95,3 +97,32 @@ def test_memory_of_one_stage_is_the_cost_models():
     option = option_of(stage, layout.replicas[0])
     assert found.memory == prices.memory(option, (0, 10), 1, "none", ShardDegrees())
     assert found.in_flight == 1
+
+
+@pytest.mark.parametrize("domain_nodes", [1, 2])
+def test_rows_on_nodes_that_nothing_joins_would_never_end_a_step(domain_nodes):
+    places = replace(group("a", nodes=2), domain_nodes=domain_nodes)
+    alone = price(
+        Cluster(name="x", groups=(places,), networks=()),
+        model(8, **LLAMA),
+        Workload(seq_len=1024, global_batch=16, precision="bf16"),
+    )
+
+    def layout(*firsts):
+        return Layout(
+            replicas=tuple(
+                Replica(
+                    stages=(Stage(group="a", first_layer=0, end_layer=10, devices=((first, first + 1),)),),
+                    microbatch=1,
+                    num_microbatches=8,
+                )
+                for first in firsts
+            )
+        )
+
+    near, far = layout(0, 1), layout(0, places.devices_per_node)
+    for found in (near, far):
+        rules = [violation.rule for violation in check(found, alone)]
+        assert rules == ([] if math.isfinite(estimate(found, alone).step_s) else ["a step ends"])
+    assert math.isfinite(estimate(near, alone).step_s)
+    assert math.isfinite(estimate(far, alone).step_s) == (domain_nodes == 2)
