@@ -69,7 +69,7 @@ def stage_memories(setup: Setup) -> tuple[StageMemory, ...]:
     for row, replica in enumerate(setup.layout.replicas):
         for q in range(replica.pp):
             memory = mesh_memory(setup.layout, prices, (row, q))[1]
-            grown = memory.activations_bytes + memory.buffers_bytes
+            grown = memory.activations_bytes + memory.scores_bytes + memory.buffers_bytes
             stages.append(
                 StageMemory(
                     states=states_bytes(memory),

@@ -2,6 +2,7 @@
 
 Kept: the input of every norm, linear and activation (once where operators share it), queries, keys and values, and,
 where attention materialises them, probabilities, dropout mask and dropped probabilities; dropout masks of one byte.
+Gradients of score matrices come and go within one layer's backward pass, two at a time.
 For a GPT layer of hidden size h, a heads, b sequences of s tokens this is `s b h (34 + 5 a s / h)`; tensor parallelism
 divides all but norm inputs, the inputs of cut linears and residual dropout masks, `s b h (10 + 24/t + 5 a s / (h t))`;
 sequence parallelism divides those too (Korthikanti 2022, arXiv:2205.05198, eq. 1, 2, 4). Selective recomputation keeps
@@ -20,6 +21,9 @@ from hetplan.costs.compute import Amount, linear_shape
 from hetplan.costs.records import Floats
 from hetplan.specs.model import Activation, Attention, Experts, Layer, Linear, Loss, Norm, Operator, Table
 
+SCORE_GRADIENTS = 2
+"""Matrices of the size of the scores that the backward pass of softmax and dropout holds at once: the gradient that
+arrives and the one that leaves. In the forward pass what is held for a moment is less than what is kept."""
 RECOMPUTED_KINDS = ("encoder", "decoder", "projector", "mtp")
 """Layers that recomputation touches; embedding and head keep what they need."""
 
@@ -34,6 +38,8 @@ class Activations:
     """Score matrices of materialised attention."""
     transient_bytes: Amount = 0.0
     """Gradients of the widest operator's input and output, alive at once in the backward pass."""
+    score_gradient_bytes: Amount = 0.0
+    """Part of `transient_bytes`: gradients of score matrices."""
     logits_bytes: Amount = 0.0
 
 
@@ -49,7 +55,8 @@ def layer_activations(layer: Layer, batch: Batch) -> Activations:
     widest: Amount = 0.0
     for part in parts:
         widest = np.maximum(widest, part.transient_bytes)
-    return Activations(**(sums | {"transient_bytes": widest}))
+    held = np.where(sums["score_gradient_bytes"] >= widest, sums["score_gradient_bytes"], 0.0)
+    return Activations(**(sums | {"transient_bytes": widest, "score_gradient_bytes": held}))
 
 
 def input_bytes_o(layer: Layer, batch: Batch) -> Floats:
@@ -125,7 +132,13 @@ def _attention(attention: Attention, layer: Layer, batch: Batch, tokens_o: Float
     seq_len = layer.tokens_per_sample or batch.workload.seq_len
     bytes_a_score = 2 * element + 1 if layer.dropout else element
     scores_o = np.where(batch.flash_o, 0.0, tokens_o * seq_len * heads_o * bytes_a_score)
-    return Activations(kept_bytes=tokens_o * widths_o * element + log_sums_o, score_bytes=scores_o)
+    passing_o = np.where(batch.flash_o, 0.0, SCORE_GRADIENTS * tokens_o * seq_len * heads_o * element)
+    return Activations(
+        kept_bytes=tokens_o * widths_o * element + log_sums_o,
+        score_bytes=scores_o,
+        transient_bytes=passing_o,
+        score_gradient_bytes=passing_o,
+    )
 
 
 def _experts(experts: Experts, layer: Layer, batch: Batch, tokens_o: Floats) -> Activations:

@@ -92,6 +92,7 @@ class MeasuredLayers:
             new["saved_bytes"][o] = np.where(told_l, saved_l, new["saved_bytes"][o])
             again_l = np.where(self._recomputed_l & (option.recompute == "full"), found.saved_bytes, 0.0)
             new["working_bytes"][o] = np.where(told_l, again_l, new["working_bytes"][o])
+            new["scores_bytes"][o] = np.where(told_l, 0.0, new["scores_bytes"][o])
             new["logits_bytes"][o] = np.where(told_l, 0.0, new["logits_bytes"][o])
         return LayerCosts(**new)
 

@@ -10,12 +10,15 @@ arXiv:1910.02054, section 5):
 | optimizer | P o | P o / D | P o / D | P o / D |
 
 **Activations**: what each layer keeps, times the microbatches in flight, plus the most one layer needs on top of it
-(recomputed tensors, gradients passing through). **Logits** exist for one microbatch, and are gone before any other
-layer's backward pass: the larger of them and what a layer needs on top counts. **Buffers**: a microbatch's
-activations received from the stage before and its gradient from the stage behind; a gradient bucket of the largest
-layer before it is scattered (`gradients`); two gathered layers, one in use and one on its way, and the gradient of the
-largest (`full`). **Tied weights**: a stage that uses a weight (a tied head) whose owner (the token table) is on another
-stage holds a copy, states and all. Activations and buffers grow by the allocator's overhead. All of it is linear in
+(recomputed tensors, gradients passing through; score matrices among them are a component of their own, **scores**).
+**Logits** exist for one microbatch, and are gone before any other layer's backward pass: the larger of them and what a
+layer needs on top counts. **Buffers**: a microbatch's activations received from the stage before and its gradient from
+the stage behind; a gradient bucket of the largest layer before it is scattered (`gradients`); two gathered layers, one
+in use and one on its way, and the gradient of the largest (`full`). **Tied weights**: a stage that uses a weight (a
+tied head) whose owner (the token table) is on another stage holds a copy, states and all. **Reserve**: what the driver,
+the framework and communication libraries hold (`reserve_bytes`). An allocator's rounding and fragmentation grow
+activations, scores and buffers, which come and go, by `memory_overhead_fraction`; states and logits, which are few and
+large, do not grow. All of it is linear in
 the microbatches in flight: `total(i, j) = fixed[i, j] + in_flight * per_microbatch[i, j]`.
 """
 
@@ -62,6 +65,8 @@ class MemoryModel:
     optimizer_bytes_l: Floats
     saved_bytes_l: Floats
     working_bytes_l: Floats
+    scores_bytes_l: Floats
+    """Part of `working_bytes_l` that is score matrices."""
     logits_bytes_l: Floats
     layer_buffer_bytes_l: Floats
     """Buffers of gathered weights and gradient buckets; a stage has those of its largest layer."""
@@ -79,7 +84,9 @@ class MemoryModel:
         held = slice(*span)
         saved = float(self.saved_bytes_l[held].sum())
         logits = float(self.logits_bytes_l[held].sum())
-        working = max(0.0, float(self.working_bytes_l[held].max()) * self.overhead - logits)
+        widest = span[0] + int(np.argmax(self.working_bytes_l[held]))
+        working = max(0.0, float(self.working_bytes_l[widest]) * self.overhead - logits)
+        scores = min(working, float(self.scores_bytes_l[widest]) * self.overhead)
         copied = sum(tie.params for tie in self.ties if tie.is_copied(*span))
         weights, gradients, optimizer = (copied * num_bytes for num_bytes in self.tie_bytes_per_param)
         buffers = float(self.layer_buffer_bytes_l[held].max()) + self._boundary(*span)
@@ -87,7 +94,8 @@ class MemoryModel:
             weights_bytes=float(self.weights_bytes_l[held].sum()) + weights,
             gradients_bytes=float(self.gradients_bytes_l[held].sum()) + gradients,
             optimizer_bytes=float(self.optimizer_bytes_l[held].sum()) + optimizer,
-            activations_bytes=in_flight * saved * self.overhead + working,
+            activations_bytes=in_flight * saved * self.overhead + working - scores,
+            scores_bytes=scores,
             logits_bytes=logits,
             buffers_bytes=buffers * self.overhead,
             reserve_bytes=self.reserve_bytes,
@@ -145,6 +153,7 @@ def memory_model(stage: StageMemory, workload: Workload, sharding: Sharding, deg
         optimizer_bytes_l=optimizer_l * workload.optimizer_bytes,
         saved_bytes_l=costs.saved_bytes,
         working_bytes_l=costs.working_bytes,
+        scores_bytes_l=np.broadcast_to(costs.scores_bytes, costs.working_bytes.shape),
         logits_bytes_l=costs.logits_bytes,
         layer_buffer_bytes_l=buffers_l,
         boundary_bytes_l=stage.boundary_bytes_l,

@@ -65,6 +65,8 @@ class LayerCosts:
     """fp32 logits and their gradient (head layers only)."""
     frozen_params: Floats = field(default_factory=lambda: np.zeros(1))
     """Parameters a rank holds that do not train: neither gradient nor optimizer state, copied on every rank."""
+    scores_bytes: Floats = field(default_factory=lambda: np.zeros(1))
+    """Part of `working_bytes` that is score matrices of materialised attention."""
 
     @property
     def forward_total_s(self) -> Floats:
@@ -124,6 +126,8 @@ class MemoryUse:
     logits_bytes: float
     buffers_bytes: float
     reserve_bytes: float
+    scores_bytes: float = 0.0
+    """Score matrices that one layer's materialised attention holds for a moment, on top of those it keeps."""
 
     @property
     def total_bytes(self) -> float:
@@ -136,4 +140,5 @@ class MemoryUse:
             + self.logits_bytes
             + self.buffers_bytes
             + self.reserve_bytes
+            + self.scores_bytes
         )

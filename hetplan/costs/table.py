@@ -57,6 +57,7 @@ def layer_costs(layer: Layer, batch: Batch) -> dict[str, Amount]:
     saved_o = np.where(repeats_core_o, kept.kept_bytes, kept.kept_bytes + kept.score_bytes)
     repeated_o = np.where(repeats_core_o, kept.score_bytes, 0.0)
     repeated_o = np.where(repeats_all_o, kept.kept_bytes + kept.score_bytes, repeated_o)
+    scores_o = kept.score_gradient_bytes + np.where(repeats_core_o | repeats_all_o, kept.score_bytes, 0.0)
     params, expert_params = rank_params(layer, batch)
     row: dict[str, Amount] = {
         "forward_s": work.forward_s,
@@ -74,6 +75,7 @@ def layer_costs(layer: Layer, batch: Batch) -> dict[str, Amount]:
         "frozen_params": 0.0,
         "saved_bytes": np.where(repeats_all_o, input_bytes_o(layer, batch), saved_o),
         "working_bytes": kept.transient_bytes + repeated_o,
+        "scores_bytes": scores_o,
         "logits_bytes": kept.logits_bytes,
     }
     return as_trained(layer, batch, row)

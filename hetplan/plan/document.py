@@ -93,7 +93,11 @@ def _estimate(estimate: Estimate) -> Document:
 
 
 def _numbers(record: TimeParts | MemoryUse) -> Document:
-    return {field.name: float(getattr(record, field.name)) for field in fields(record)}
+    return {
+        field.name: float(getattr(record, field.name))
+        for field in fields(record)
+        if getattr(record, field.name) != field.default
+    }
 
 
 def _stage_estimate(stage: StageEstimate) -> Document:

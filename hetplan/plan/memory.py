@@ -50,4 +50,5 @@ def _together(uses: list[MemoryUse]) -> MemoryUse:
         logits_bytes=max(use.logits_bytes for use in uses),
         buffers_bytes=max(use.buffers_bytes for use in uses),
         reserve_bytes=max(use.reserve_bytes for use in uses),
+        scores_bytes=max(use.scores_bytes for use in uses),
     )

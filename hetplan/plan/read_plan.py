@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import fields
+from dataclasses import MISSING, fields
 from pathlib import Path
 from typing import TypeVar
 
@@ -178,7 +178,11 @@ def _estimate(row: Fields) -> Estimate:
 
 
 def _numbers(row: Fields, record: type[Numbers]) -> Numbers:
-    values = {field.name: row.number(field.name) for field in fields(record)}
+    values = {
+        field.name: row.number(field.name)
+        for field in fields(record)
+        if field.default is MISSING or row.has(field.name)
+    }
     row.finish()
     return record(**values)
 

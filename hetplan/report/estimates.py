@@ -23,6 +23,17 @@ PART_WORDS: Mapping[str, str] = {
     "optimizer_s": "optimizer",
 }
 
+MEMORY_HEADS: Mapping[str, str] = {
+    "weights_bytes": "weight",
+    "gradients_bytes": "grad",
+    "optimizer_bytes": "optim",
+    "activations_bytes": "activ",
+    "scores_bytes": "scores",
+    "logits_bytes": "logits",
+    "buffers_bytes": "buffer",
+    "reserve_bytes": "reserve",
+}
+"""Components of a peak; score matrices are shown where attention materialises them."""
 LEAST_SHOWN = 1e-6
 """Parts of a step below this share are rounding, or as good as none."""
 
@@ -111,17 +122,19 @@ def memory_table(estimate: Estimate, *, full: bool = False) -> str:
     """Return peak memory by component, the fullest stages first; `full` shows all."""
     most_rows = len(estimate.stages) if full else 12
     fullest = sorted(estimate.stages, key=lambda stage: -fill(stage))
+    scored = any(stage.memory.scores_bytes for stage in estimate.stages)
+    names = [name for name in MEMORY_HEADS if scored or name != "scores_bytes"]
     rows = [
         (
             f"{shape_name(stage.replica)}{stage.stage}",
             stage.group,
-            *(_gib(size) for _, size in memory_parts(stage.memory)),
+            *(_gib(getattr(stage.memory, name)) for name in names),
             _gib(stage.memory.total_bytes),
             _gib(stage.capacity_bytes),
         )
         for stage in fullest[:most_rows]
     ]
-    headers = ("stage", "group", "weight", "grad", "optim", "activ", "logits", "buffer", "reserve", "sum", "of")
+    headers = ("stage", "group", *(MEMORY_HEADS[name] for name in names), "sum", "of")
     more = [f"({len(fullest) - most_rows} emptier stages)"] if len(fullest) > most_rows else []
     return table(headers, [*rows, *more], shrink="group")
 

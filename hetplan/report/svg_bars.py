@@ -23,6 +23,7 @@ MEMORY_CLASSES: Mapping[str, str] = {
     "logits_bytes": "m4",
     "buffers_bytes": "m5",
     "reserve_bytes": "m6",
+    "scores_bytes": "m3",
 }
 PART_CLASSES: Mapping[str, str] = {
     "compute_s": "bw",

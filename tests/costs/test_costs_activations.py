@@ -8,7 +8,7 @@ import pytest
 from costs_samples import GIB, MIB, cluster, exact, gpt, group, one_layer
 
 from hetplan.costs.prices import price
-from hetplan.costs.records import StageOption
+from hetplan.costs.records import ShardDegrees, StageOption
 from hetplan.specs.model import Activation, Experts, Linear
 from hetplan.specs.workload import Workload
 
@@ -112,3 +112,25 @@ def test_a_mixture_keeps_every_copy_of_a_routed_token():
     assert price(cluster(group("a")), more, work).layers(StageOption(group="a", samples=1)).saved_bytes[0] == (
         pytest.approx(2 * routed + router)
     )
+
+
+def peak(recompute="none", *, b=2, t=1, attention="materialised"):
+    work = Workload(seq_len=2048, global_batch=b, precision="fp16", attention=attention)
+    prices = price(cluster(group("a")), gpt(4, 1024, 16, vocab=1024), work, exact())
+    option = StageOption(group="a", tp=t, samples=b, recompute=recompute)
+    return prices.memory(option, (1, 5), 1, "none", ShardDegrees())
+
+
+def test_two_gradients_of_the_scores_pass_through_a_materialised_layer():
+    one = 2 * 16 * 2048**2 * 2  # bytes of a fp16 matrix of scores: heads x tokens x tokens x samples
+    assert peak().scores_bytes == pytest.approx(2 * one)
+    assert peak(t=2).scores_bytes == pytest.approx(2 * one / 2)
+    assert peak(attention="flash").scores_bytes == 0
+
+
+def test_recomputed_scores_are_held_beside_their_gradients():
+    one = 2 * 16 * 2048**2 * 2
+    kept = 5 / 2 * one  # probabilities, dropped probabilities (2 bytes each) and the mask (1)
+    for recompute in ("selective", "full"):
+        assert peak(recompute).scores_bytes == pytest.approx(2 * one + kept)
+    assert peak().activations_bytes - peak("selective").activations_bytes == pytest.approx(4 * kept)
