@@ -33,7 +33,9 @@ class Profile:
 
 PROFILES: Mapping[str, Profile] = MappingProxyType(
     {
-        "hetplan": Profile(limits=ENGINES["hetplan"], schedules=SCHEDULES, says="every plan"),
+        "hetplan": Profile(
+            limits=ENGINES["hetplan"], schedules=SCHEDULES, precisions=("fp32", "tf32", "bf16"), says="every plan"
+        ),
         "megatron": Profile(
             limits=ENGINES["megatron"],
             schedules=("1f1b", "interleaved"),

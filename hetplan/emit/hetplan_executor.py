@@ -13,7 +13,11 @@ def emit_hetplan(job: Job) -> Engine:
     return Engine(
         name="hetplan",
         ranks=ranks_of(job, "nodes"),
-        program=("-m", "hetplan", "run", PLAN_FILE),
+        program=("-m", "hetplan", "run", PLAN_FILE, "--data", '"$DATA_PATH"', "--steps", '"$TRAIN_STEPS"'),
+        fill_in={
+            "DATA_PATH": "what to train on: token numbers (.bin), or any file, read as bytes",
+            "TRAIN_STEPS": "steps to train",
+        },
         notes=tuple(_notes(job)),
     )
 

@@ -77,10 +77,11 @@ def test_scripts_start_their_own_share_once_filled_in(tmp_path):
     out = tmp_path / "out"
     write_folder(out, files(two_three_three()))
     site = {"SOCKET_IFNAME_A": "eth0", "SOCKET_IFNAME_B": "eth1", "SOCKET_IFNAME_C": "eth1", "MASTER_ADDR": "10.0.0.1"}
+    site |= {"DATA_PATH": "tokens of ours.bin", "TRAIN_STEPS": "20"}
     done = start(out, "launch-b-1.sh", site)
     assert done.stdout == (
         "devices 0,1,2 if eth1: --nnodes=3 --node-rank=1 --nproc-per-node=3 --master-addr=10.0.0.1 "
-        "--master-port=29500 -m hetplan run plan.yaml\n"
+        "--master-port=29500 -m hetplan run plan.yaml --data tokens of ours.bin --steps 20\n"
     )
     assert start(out, "launch-b-1.sh", site, "preflight").stdout.endswith("29500 preflight.py\n")
 

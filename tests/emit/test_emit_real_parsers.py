@@ -155,5 +155,5 @@ def test_uniform_plans_get_a_pytorchjob_with_a_master_and_workers():
     assert {name: spec["replicas"] for name, spec in specs.items()} == {"Master": 1, "Worker": 2}
     container = specs["Worker"]["template"]["spec"]["containers"][0]
     assert container["name"] == "pytorch" and 'JOB_COMPLETION_INDEX="$RANK"' in container["command"][2]
-    unlike = files(job(pair(), data_parallel(*pair().groups), precision="fp16"), "hetplan", "kubernetes")
+    unlike = files(job(pair(), data_parallel(*pair().groups), precision="fp32"), "hetplan", "kubernetes")
     assert "pytorchjob.yaml" not in unlike
