@@ -22,6 +22,7 @@ from hetplan.cli.options import (
     Verbose,
     WorkloadFile,
 )
+from hetplan.cli.search_volumes import search_traffic, states_volumes
 from hetplan.errors import InterruptedSearchError, UsageError
 
 if TYPE_CHECKING:
@@ -108,6 +109,9 @@ def search(
     from hetplan.search.records import SearchRequest
 
     require_writable(out)
+    if states_volumes(model):
+        search_traffic((cluster, model), calibration, out, effort, as_json=as_json)
+        return
     words = WorkloadWords(
         file=workload,
         seq_len=seq_len,
@@ -147,12 +151,8 @@ def search(
         top=top,
         compare=not no_compare,
     )
-    if not quiet:
-        job.warn()
     result = _found(job, request, quiet=quiet)
     _answer(job, result, out, as_json=as_json, full=verbose)
-    if result.proof.status == "interrupted":
-        raise InterruptedSearchError(f"interrupted: the best plan so far {f'is in {out}' if out else 'is shown'}")
 
 
 def _time_budget_s(objective: str, within: float | None) -> float | None:
@@ -173,6 +173,8 @@ def _found(job: Job, request: SearchRequest, *, quiet: bool) -> SearchResult:
     from hetplan.search.records import SearchResult
     from hetplan.search.solve import search as run_search
 
+    if not quiet:
+        job.warn()
     prices = job.prices
     with ProgressLine(request.objective, quiet=quiet) as progress:
         try:
@@ -184,7 +186,11 @@ def _found(job: Job, request: SearchRequest, *, quiet: bool) -> SearchResult:
 
 
 def _answer(job: Job, result: SearchResult, out: Path | None, *, as_json: bool, full: bool) -> None:
-    """Write the plan, then show what was found."""
+    """Write the plan, then show what was found.
+
+    Raises:
+        InterruptedSearchError: the user interrupted the search.
+    """
     from hetplan.cli.inputs import plan_of
     from hetplan.cli.output import show, show_json, write_whole
     from hetplan.plan.document import plan_document
@@ -199,3 +205,5 @@ def _answer(job: Job, result: SearchResult, out: Path | None, *, as_json: bool, 
         show_json(search_document(result, plan_document(plan)))
     else:
         show(search_text(result, job.setting, full=full))
+    if result.proof.status == "interrupted":
+        raise InterruptedSearchError(f"interrupted: the best plan so far {f'is in {out}' if out else 'is shown'}")

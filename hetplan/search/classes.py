@@ -166,7 +166,9 @@ class EqualShares:
         speed = 0.0
         for number, one in enumerate(self._classes):
             rates = [
-                1.0 / (tables.unit_m[kind.mesh] * kind.tp) for kind in self._kinds(tables) if kind.device_class == number
+                1.0 / (tables.unit_m[kind.mesh] * kind.tp)
+                for kind in self._kinds(tables)
+                if kind.device_class == number
             ]
             speed += max(rates, default=0.0) * (one.devices // replicas)
         return float(m * tables.weight_l.sum() / speed) if speed > 0 else math.inf
@@ -197,10 +199,10 @@ class EqualShares:
         cutter = Cutter(self._problem, tables, m, lock_step=self._lock_step)
         room = [one.devices // replicas for one in self._classes]
         limits = self._problem.limits
-        counts = compositions([(kind.device_class, kind.tp) for kind in kinds], room, self._problem.num_layers, limits.pp)
-        setup = Setup(
-            replicas=replicas, num_microbatches=m, tables=tables, kinds=kinds, counts=counts, cutter=cutter
+        counts = compositions(
+            [(kind.device_class, kind.tp) for kind in kinds], room, self._problem.num_layers, limits.pp
         )
+        setup = Setup(replicas=replicas, num_microbatches=m, tables=tables, kinds=kinds, counts=counts, cutter=cutter)
         seconds = bounds_s(counts, cutter.pace_table([kind.mesh for kind in kinds]), m, lock_step=self._lock_step)
         devices = counts.stages @ np.array([kind.tp for kind in kinds])
         usd = counts.stages @ np.array([self._usd_per_s(kind.mesh) for kind in kinds])

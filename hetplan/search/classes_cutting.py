@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -114,7 +115,7 @@ class Cutter:
         if num == 1 or not self._lock_step:
             return [0.0] * num
         far = self._tables.far_mm
-        between = [float(far[a, b]) for a, b in zip(meshes, meshes[1:], strict=False)]
+        between = [float(far[a, b]) for a, b in pairwise(meshes)]
         first = between[0] * (1 if num <= SHORT_PIPELINE else 2)
         middle = [between[s - 1] + between[s] for s in range(1, num - 1)]
         return [first, *middle, 2 * between[-1]]

@@ -1,7 +1,7 @@
 """Equal replicas laid over the groups of each class, sites one after the other.
 
 Every class gives a replica the same number of devices; the replicas fill the groups of a class one by one, in the
-order of how well they reach the first, and each group in turn is tried as the first. Replicas whose stages lie on the
+orders in which the slowest exchange between neighbours is quickest. Replicas whose stages lie on the
 same groups make one row of the layout.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import groupby, product
+from itertools import groupby, pairwise, permutations, product
 
 from hetplan.costs.records import Holders
 from hetplan.plan.records import Layout, Replica, Stage
@@ -17,6 +17,8 @@ from hetplan.search.classes_cutting import Sequenced
 from hetplan.search.problem import Problem, Tables
 
 MOST_STARTS = 8
+MOST_PERMUTED = 5
+MOST_FILLINGS = 4
 REACH_PARAMS = 2.5e7
 """Parameters two groups exchange to tell how far apart they are."""
 
@@ -42,7 +44,13 @@ def classes_of(problem: Problem, *, merge: bool) -> tuple[DeviceClass, ...]:
     for index, group in enumerate(problem.prices.cluster.groups):
         if group.name not in usable:
             continue
-        same = (group.device, group.usable_memory_bytes, group.speed, group.usd_per_device_hour, problem.domain_g[index])
+        same = (
+            group.device,
+            group.usable_memory_bytes,
+            group.speed,
+            group.usd_per_device_hour,
+            problem.domain_g[index],
+        )
         key = tuple(map(repr, (*same, group.devices_per_node))) if merge else group.name
         found.setdefault(key, []).append((group.name, group.num_devices))
     return tuple(
@@ -65,7 +73,9 @@ def layouts(
         seen.add(rows)
         counted = tuple((groups, len(list(same))) for groups, same in groupby(sorted(rows, key=rows.index)))
         yield Layout(
-            replicas=tuple(_row(problem, tables, one, dict(zip(used, groups, strict=True)), n) for groups, n in counted),
+            replicas=tuple(
+                _row(problem, tables, one, dict(zip(used, groups, strict=True)), n) for groups, n in counted
+            ),
             schedule=problem.limits.schedules[0],
             sharding=tables.sharding,
         )
@@ -74,27 +84,45 @@ def layouts(
 def _fillings(
     problem: Problem, one_class: DeviceClass, one: Sequenced, number: int, replicas: int
 ) -> list[tuple[str, ...]]:
-    """Return, for each order of filling, the group of every replica."""
+    """Return the group of every replica for the best orders of filling."""
     size = sum(problem.meshes[m].size for m, c in zip(one.meshes, one.classes, strict=True) if c == number)
     copies = {name: room // size for name, room in zip(one_class.groups, one_class.room, strict=True)}
-    found: list[tuple[str, ...]] = []
-    for start in one_class.groups[:MOST_STARTS]:
-        order = sorted(one_class.groups, key=lambda name: _distance(problem, start, name, one_class))
+    found: dict[tuple[str, ...], float] = {}
+    for order in _orders(problem, one_class):
         labels: list[str] = []
         for name in order:
             labels += [name] * min(copies[name], replicas - len(labels))
         if len(labels) == replicas and tuple(labels) not in found:
-            found.append(tuple(labels))
-    return found
+            found[tuple(labels)] = _slowest_hop(problem, labels)
+    return sorted(found, key=lambda labels: found[labels])[:MOST_FILLINGS]
 
 
-def _distance(problem: Problem, start: str, name: str, one_class: DeviceClass) -> tuple[float, int]:
-    """Return how long a large message takes from a group to another, ties in the order of the cluster."""
-    place = one_class.groups.index(name)
-    if start == name:
-        return 0.0, place
-    ends = tuple(Holders(group=group, num_ranks=1, ranks_per_node=1, tp=1) for group in (start, name))
-    return problem.prices.sync(REACH_PARAMS, ends, "none").reduce_s, place
+def _orders(problem: Problem, one_class: DeviceClass) -> Iterator[tuple[str, ...]]:
+    """Yield orders of groups: all of few; of many, from each of some on always to the nearest that is left."""
+    if len(one_class.groups) <= MOST_PERMUTED:
+        yield from permutations(one_class.groups)
+        return
+    for start in one_class.groups[:MOST_STARTS]:
+        order, left = [start], [name for name in one_class.groups if name != start]
+        while left:
+            nearest = min(left, key=lambda name: _hop_s(problem, order[-1], name))
+            order.append(nearest)
+            left.remove(nearest)
+        yield tuple(order)
+
+
+def _slowest_hop(problem: Problem, labels: Sequence[str]) -> float:
+    """Return the slowest exchange between neighbours of a ring through replicas in order."""
+    return max((_hop_s(problem, a, b) for a, b in dict.fromkeys(pairwise(labels))), default=0.0)
+
+
+def _hop_s(problem: Problem, first: str, second: str) -> float:
+    """Return how long two ranks take to add up large gradients."""
+    if first == second:
+        ends: tuple[Holders, ...] = (Holders(group=first, num_ranks=2, ranks_per_node=1, tp=1),)
+    else:
+        ends = tuple(Holders(group=group, num_ranks=1, ranks_per_node=1, tp=1) for group in (first, second))
+    return problem.prices.sync(REACH_PARAMS, ends, "none").reduce_s
 
 
 def _row(problem: Problem, tables: Tables, one: Sequenced, group_of: dict[int, str], copies: int) -> Replica:
@@ -108,6 +136,4 @@ def _row(problem: Problem, tables: Tables, one: Sequenced, group_of: dict[int, s
         )
         for mesh, number, span, mode in zip(one.meshes, one.classes, one.spans, one.modes, strict=True)
     )
-    return Replica(
-        stages=stages, microbatch=tables.microbatch, num_microbatches=one.num_microbatches, copies=copies
-    )
+    return Replica(stages=stages, microbatch=tables.microbatch, num_microbatches=one.num_microbatches, copies=copies)

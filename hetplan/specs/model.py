@@ -143,6 +143,18 @@ class Module:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Volumes:
+    """A job of which only its traffic is known."""
+
+    stages: int
+    replicas: int
+    gradient_bytes: float
+    """Gradients of one stage on one device."""
+    activation_bytes: float
+    """What one microbatch sends over a boundary between stages."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Model:
     """Modules in an order in which data can flow; `edges` names (from module, to module)."""
 
@@ -155,6 +167,8 @@ class Model:
     sources: Mapping[str, str] = field(default_factory=dict)
     published: Mapping[str, object] = field(default_factory=dict, compare=False, repr=False)
     """Fields of the configuration it came from; launch files repeat some (rotary base), no cost reads them."""
+    volumes: Volumes | None = None
+    """Set: the traffic alone is known, and placements are searched for (`hetplan.search.geo`)."""
 
     @property
     def chain(self) -> tuple[Layer, ...]:

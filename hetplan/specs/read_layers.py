@@ -8,17 +8,46 @@ layers:
 ```
 `params` counts a whole layer, before any split; `width` is the features a token carries out of it; `tp` the degrees by
 which the layer may be cut, all divisors of it. Such a layer states no work: it is priced from measured layers.
+
+```yaml
+volumes: {stages: 8, replicas: 8, gradient: 0.65 GB, activation: 471.25 MB}
+```
+states the traffic of a job and nothing else: gradients of a stage on one device, activations of a microbatch over a
+boundary. `hetplan search` then lays its stages and replicas over the devices of a cluster.
 """
 
 from __future__ import annotations
 
 from hetplan.specs.families.config import MAX_LAYERS, MAX_SIZE
 from hetplan.specs.fields import Fields
-from hetplan.specs.model import Layer, LayerKind, Model, Module, Parameters
+from hetplan.specs.model import Layer, LayerKind, Model, Module, Parameters, Volumes
 
 KINDS: tuple[LayerKind, ...] = ("embedding", "decoder", "encoder", "projector", "mtp", "head")
 STATED = "stated size"
 """Name of the operator that stands for a layer of which only the size is known."""
+
+
+def read_volumes(fields: Fields, name: str) -> Model:
+    """Return the job whose traffic `volumes:` of a model file state.
+
+    Raises: SpecError for a volume that is missing or senseless.
+    """
+    inner = fields.fields("volumes")
+    volumes = Volumes(
+        stages=inner.integer("stages", minimum=1, maximum=MAX_LAYERS),
+        replicas=inner.integer("replicas", minimum=1, maximum=MAX_SIZE),
+        gradient_bytes=inner.quantity("gradient", "bytes"),
+        activation_bytes=inner.quantity("activation", "bytes"),
+    )
+    inner.finish()
+    layer = Layer(
+        kind="decoder",
+        name="stage",
+        width=1,
+        operators=(Parameters(name=STATED, params=round(volumes.gradient_bytes)),),
+    )
+    module = Module(name="language", layers=(layer,) * volumes.stages)
+    return Model(name=name, modules=(module,), family="volumes", volumes=volumes)
 
 
 def read_layers(fields: Fields, name: str) -> Model:

@@ -1,11 +1,12 @@
 """Reading of model files: `hetplan: model/v1`, or a bare Hugging Face `config.json`.
 
-A model file states its shape in one of three ways:
+A model file states its shape in one of four ways:
 
 - `config:` a catalog name, a path to a `config.json` (relative to the model file), or the Hugging Face fields as a
   mapping; `overrides:` replaces fields of it, mappings inside it field by field;
 - `modules:` plain transformers given by their sizes, for published models of which no configuration exists;
-- `layers:` the sizes of single layers, for chains whose seconds come from measured layers.
+- `layers:` the sizes of single layers, for chains whose seconds come from measured layers;
+- `volumes:` the traffic of a job, to be laid over places far apart.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from hetplan.errors import HetplanError, Location, UsageError
 from hetplan.specs.decode import Fields, document_from_text, read_document
 from hetplan.specs.importers.hugging_face import model_from_config
 from hetplan.specs.model import Model
-from hetplan.specs.read_layers import read_layers
+from hetplan.specs.read_layers import read_layers, read_volumes
 from hetplan.specs.read_modules import read_modules
 from hetplan.specs.training import parse_rule, with_training
 from hetplan.units import show
@@ -54,10 +55,12 @@ def _model(fields: Fields, path: Path, find_config: FindConfig) -> Model:
     _expect_kind(fields)
     name = fields.text("name", default=path.stem)
     source = fields.text("source", default=None)
-    if sum(fields.has(way) for way in ("config", "modules", "layers")) != 1:
-        raise fields.error("a model file has either 'config:' or 'modules:' (or 'layers:')")
+    if sum(fields.has(way) for way in ("config", "modules", "layers", "volumes")) != 1:
+        raise fields.error("a model file has either 'config:' or 'modules:' (or 'layers:', 'volumes:')")
     if fields.has("config"):
         model = _configured(fields, name, path, find_config)
+    elif fields.has("volumes"):
+        model = read_volumes(fields, name)
     else:
         model = read_modules(fields, name) if fields.has("modules") else read_layers(fields, name)
     model = _trained(fields, model)

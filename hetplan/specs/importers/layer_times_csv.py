@@ -95,22 +95,20 @@ class _Line:
 
 
 def read_table(source: SourceText, filters: Filters) -> Profile:
-    """Return what a CSV file says; rows of layers that do not meet every filter are left out.
+    """Return what a CSV file says; rows that do not meet every filter are left out.
 
-    A filter on a column a table does not have does not touch it, nor do filters touch fits of links.
+    A filter on a value that no row of a table holds does not touch that table.
 
     Raises:
         SpecError: the header is of no known table, or a value is not usable.
     """
     reader = csv.DictReader(StringIO(source.text))
     columns = set(reader.fieldnames or ())
-    if "a" in columns:
-        filters = ()
-    lines = [
-        _Line(source, reader.line_num, {key: value or "" for key, value in row.items() if isinstance(key, str)})
-        for row in reader
-        if all(column not in columns or row.get(column) == value for column, value in filters)
+    rows = [
+        (reader.line_num, {key: value or "" for key, value in row.items() if isinstance(key, str)}) for row in reader
     ]
+    held = [(column, value) for column, value in filters if any(row.get(column) == value for _, row in rows)]
+    lines = [_Line(source, number, row) for number, row in rows if all(row[column] == value for column, value in held)]
     found: Profile
     if {"send_gpu", "recv_gpu", "a", "b", "c"} <= columns:
         found = Profile(between={_ends(line): _curve(line) for line in lines})

@@ -9,7 +9,8 @@
   The profile says neither device nor layers: both must be told. Rows are made for tp 1 and microbatches 1 to 8, since
   it states time in proportion to samples.
 * **Sailor** (Strati 2025, SOSP): seconds by model, device, microbatch, tp and layer (`profiles_tmp.json`), or the same
-  of one device from the microbatch on (`profiles/MODEL/DEVICE/profile.json`); sizes by model, tp and layer.
+  of one device from the microbatch on (`profiles/MODEL/DEVICE/profile.json`); sizes by model, tp and layer; fits of
+  links by zone, device and count at both ends, or by device and count inside a node.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import json
 import math
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import PurePath
 from typing import Any
 
 from hetplan.specs.importers.facts import SourceText
 from hetplan.specs.importers.layer_times import Profile, SizeRow, TimeRow
+from hetplan.specs.layer_table import LinkCurve, LinkEnd
 from hetplan.specs.model import LayerKind
 
 MIB = 1 << 20
@@ -52,7 +55,7 @@ def read_profile(source: SourceText, device: str | None, count: int | None) -> P
         raise source.error(f"the profile is not complete: {type(error).__name__} {error}") from None
     if found is None:
         raise source.error("expected a profile of Metis, Galvatron or Sailor")
-    return Profile(times=found.times, sizes=found.sizes, notes=found.notes, sources=(source.name,))
+    return replace(found, sources=(source.name,))
 
 
 def _told(source: SourceText, root: dict[str, Any], device: str | None, count: int | None) -> Profile | None:
@@ -60,6 +63,8 @@ def _told(source: SourceText, root: dict[str, Any], device: str | None, count: i
         return _metis(source, root, device)
     if any(_TYPE.fullmatch(key) for key in root):
         return _galvatron(source, root, device, count)
+    if _is_fit(_leaf(root)):
+        return _sailor_links(root)
     if all(key.isdigit() for key in root):
         place = PurePath(source.name)
         return Profile(times=tuple(_by_size(root, place.parent.parent.name, device or place.parent.name)))
@@ -258,6 +263,50 @@ def _by_size(inner: Mapping[str, Any], model: str, device: str) -> Iterator[Time
                     backward_s=backward_s,
                     update_s=update_s,
                 )
+
+
+def _leaf(value: Any) -> Any:
+    """Return the first value below that is no mapping."""
+    while isinstance(value, dict) and value:
+        value = next(iter(value.values()))
+    return value
+
+
+def _is_fit(value: Any) -> bool:
+    """Return whether a value is [[a, b, c], maximum], or a list of one such."""
+    if isinstance(value, list) and len(value) == 1:
+        value = value[0]
+    return isinstance(value, list) and len(value) == 2 and isinstance(value[0], list)
+
+
+def _curve(value: Any) -> LinkCurve:
+    coefficients, most = value[0] if len(value) == 1 else value
+    return LinkCurve(
+        coefficients=tuple(float(number) * 1e9 for number in coefficients), max_bytes_per_s=_positive(most)
+    )
+
+
+def _sailor_links(root: Mapping[str, Any]) -> Profile:
+    """Return fits by zone, device and count at both ends, or by device and count inside a node."""
+    inside: dict[tuple[str, int], LinkCurve] = {}
+    between: dict[tuple[LinkEnd, LinkEnd], LinkCurve] = {}
+    for zone, devices in root.items():
+        for device, counts in devices.items():
+            if device.isdigit():
+                inside[zone, int(device)] = _curve(counts)
+                continue
+            for count, far in counts.items():
+                sender = LinkEnd(device=device, site=zone, ranks=int(count))
+                for receiver, curve in _far_ends(far):
+                    between[sender, receiver] = curve
+    return Profile(between=between, inside=inside)
+
+
+def _far_ends(far: Mapping[str, Any]) -> Iterator[tuple[LinkEnd, LinkCurve]]:
+    for zone, devices in far.items():
+        for device, counts in devices.items():
+            for count, value in counts.items():
+                yield LinkEnd(device=device, site=zone, ranks=int(count)), _curve(value)
 
 
 def _sailor_sizes(model: str, tp: int, layers: Mapping[str, Any]) -> Iterator[SizeRow]:
