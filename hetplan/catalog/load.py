@@ -165,6 +165,15 @@ def _config_files(text: str, path: Path) -> list[Path]:
     return [path.parent / reference if is_path(reference) else _model_file(reference)]
 
 
+def source_of_files(name: str, path: Path, others: Iterable[Path]) -> Source:
+    """Identify a file's content together with that of the files it names.
+
+    Raises:
+        SpecError: one of them cannot be read.
+    """
+    return _source(name, read_bytes(path), others)
+
+
 def _source(name: str, data: bytes, others: Iterable[Path] = ()) -> Source:
     """Identify a file's content together with that of the files it names."""
     digests = [_digest(data), *(_digest(read_bytes(other)) for other in others)]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetplan.cli.modules import module_verdict
 from hetplan.cli.options import JsonFlag
 from hetplan.errors import CheckFailedError, HetplanError, SpecError, UsageError
 
@@ -39,9 +40,12 @@ class Checker:
         """Return what is found in one plan; a file that cannot be read is a finding too."""
         from hetplan.cli.inputs import load_plan
         from hetplan.plan.drift import review
+        from hetplan.plan.module_text import is_module_plan
         from hetplan.report.checks import Verdict
 
         try:
+            if is_module_plan(Path(path)):
+                return module_verdict(path)
             saved = load_plan(path, cluster=self.cluster, calibration=self.calibration)
             prices = self._prices_of(saved)
             outcome = review(saved.plan, prices, saved.limits, saved.changed, self.tolerances)

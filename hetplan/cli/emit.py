@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from hetplan.cli.modules import module_files
 from hetplan.cli.options import JsonFlag, one_of
 from hetplan.errors import CheckFailedError, HetplanError, UsageError
 
@@ -55,7 +56,10 @@ def _files(plan: str, to: str, via: str) -> tuple[Mapping[str, str], tuple[str, 
     from hetplan.cli.pricing import priced_plan
     from hetplan.emit.emit import EMITTERS, LAUNCHERS
     from hetplan.emit.emit import emit as files_of
+    from hetplan.plan.module_text import is_module_plan
 
+    if is_module_plan(Path(plan)):
+        return module_files(Path(plan), to, via), ()
     engine, launcher = one_of(to, "--to", tuple(EMITTERS)), one_of(via, "--via", tuple(LAUNCHERS))
     saved = load_plan(plan)
     priced = priced_plan(saved)

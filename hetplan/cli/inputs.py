@@ -145,7 +145,7 @@ def plan_of(job: Job, layout: Layout, estimate: Estimate, proof: Proof | None) -
         cluster=job.cluster_input,
         model=job.model_input,
         calibration=job.calibration_input,
-        workload=_stated_fields(job.workload),
+        workload=stated_fields(job.workload),
         estimate=estimate,
         proof=proof,
     )
@@ -154,7 +154,7 @@ def plan_of(job: Job, layout: Layout, estimate: Estimate, proof: Proof | None) -
 ALWAYS_STATED = frozenset({"seq_len", "global_batch", "precision"})
 
 
-def _stated_fields(workload: Workload) -> Mapping[str, str | int | bool]:
+def stated_fields(workload: Workload) -> Mapping[str, str | int | bool]:
     """Return the fields that are not at their defaults, and those a reader always wants to see."""
     return {
         field.name: value

@@ -21,6 +21,7 @@ from hetplan.cli.options import (
     SeqLen,
     Verbose,
     WorkloadFile,
+    refuse_given,
 )
 from hetplan.cli.search_volumes import search_traffic, states_volumes
 from hetplan.errors import InterruptedSearchError, UsageError
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 
 
 def search(
+    context: typer.Context,
     cluster: ClusterArgument,
     model: ModelArgument,
     global_batch: GlobalBatch = None,
@@ -101,9 +103,27 @@ def search(
     as_json: JsonFlag = False,
     quiet: Quiet = False,
     verbose: Verbose = False,
+    data: Annotated[
+        Path | None,
+        typer.Option("--data", metavar="FILE", help="Lengths of samples: modules get grids of their own (see README)."),
+    ] = None,
+    balanced: Annotated[
+        bool, typer.Option("--balanced", help="With --data: samples are balanced over shards, not taken as they come.")
+    ] = False,
+    arrangement: Annotated[
+        str | None, typer.Option("--arrangement", metavar="LIST", help="With --data: of disjoint, colocated.")
+    ] = None,
+    microbatches: Annotated[
+        str | None, typer.Option("--microbatches", metavar="LIST", help="With --data: only these numbers a step.")
+    ] = None,
+    draws: Annotated[int, typer.Option("--draws", metavar="N", min=1, help="With --data: batches to draw.")] = 64,
+    prices: Annotated[
+        int, typer.Option("--prices", metavar="N", min=1, help="With --data: layouts to price at most.")
+    ] = 400,
 ) -> None:
     """Find the plan with the shortest step, or the cheapest one, and prove how good it is."""
     from hetplan.cli.inputs import WorkloadWords, for_engine, load_job
+    from hetplan.cli.modules import KEPT, WHY, ModuleWords, search_with_data
     from hetplan.cli.output import require_writable
     from hetplan.cli.space import LimitWords, limits_from
     from hetplan.search.records import SearchRequest
@@ -121,6 +141,25 @@ def search(
         attention=attention,
         sequence_parallel=False if no_sequence_parallel else None,
     )
+    if data is not None:
+        refuse_given(context, KEPT, WHY)
+        asked = ModuleWords(
+            data=data,
+            draws=draws,
+            balanced=balanced,
+            arrangement=arrangement,
+            microbatches=microbatches,
+            prices=prices,
+            tp=tp,
+            pp=pp,
+            recompute=recompute,
+            sharding=sharding,
+            exclude=tuple(exclude or ()),
+            seed=seed,
+            compare=not no_compare,
+        )
+        search_with_data((cluster, model), words, calibration, asked, (out, as_json))
+        return
     job = load_job(cluster, model, words, calibration, is_used=lambda name: name not in (exclude or ()))
     job = for_engine(job, engine)
     space = LimitWords(

@@ -79,12 +79,12 @@ class Verdict:
 
 def checks_text(verdicts: Sequence[Verdict]) -> str:
     """Return the verdicts as text: a line for a single plan, a table for more; what failed below."""
-    readable = [verdict for verdict in verdicts if verdict.saved is not None]
+    readable = [verdict for verdict in verdicts if verdict.saved is not None or verdict.notes]
     if len(verdicts) == 1 and readable:
         return _single(readable[0], readable[0].saved)
     rows = [_row(verdict, verdict.saved) for verdict in readable if verdict.saved is not None]
     if not rows:
-        return ""
+        return "\n\n".join(_single(verdict, None) for verdict in readable)
     text = table(("plan", "verdict", "saved step", "now", "drift", "fullest", "better plan"), rows)
     for verdict in readable:
         if verdict.findings or verdict.notes:
@@ -93,8 +93,8 @@ def checks_text(verdicts: Sequence[Verdict]) -> str:
 
 
 def _single(verdict: Verdict, saved: Estimate | None) -> str:
-    step = format_seconds(saved.step_s) if saved is not None else "unknown"
-    return f"{verdict.path}: {_word(verdict)}, step time {step}\n{bullets(_sentences(verdict))}".rstrip()
+    step = f", step time {format_seconds(saved.step_s)}" if saved is not None else ""
+    return f"{verdict.path}: {_word(verdict)}{step}\n{bullets(_sentences(verdict))}".rstrip()
 
 
 def _word(verdict: Verdict) -> str:

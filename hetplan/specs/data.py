@@ -93,6 +93,8 @@ class Data:
     sources: tuple[Source, ...] = ()
     rows: tuple[Row, ...] = ()
     packing: Packing | None = None
+    table: str = ""
+    """File of the rows, relative to the data file, where that names one."""
     reads: Mapping[str, str] = field(default_factory=dict)
     """Encoder module -> modality, where names do not say."""
 

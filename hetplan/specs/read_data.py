@@ -43,12 +43,13 @@ def data_from_text(text: str, file_name: str, folder: Path = Path()) -> Data:
     sources = tuple(_source(row, place) for place, row in enumerate(root.rows("sources", required=False)))
     if root.has("sources") and not sources:
         raise root.error("a mixture has at least one source", "sources")
-    rows = read_lengths(folder / root.text("lengths")) if root.has("lengths") else ()
+    table = root.text("lengths") if root.has("lengths") else ""
+    rows = read_lengths(folder / table) if table else ()
     packing = _packing(root.fields("packing")) if root.has("packing") else None
     reads = root.fields("reads", required=False)
     readers = {module: reads.text(module) for module in reads.names()}
     root.finish()
-    return Data(name=name, sources=sources, rows=rows, packing=packing, reads=readers)
+    return Data(name=name, sources=sources, rows=rows, packing=packing, table=table, reads=readers)
 
 
 def _source(row: Fields, place: int) -> Source:
