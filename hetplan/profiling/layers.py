@@ -163,7 +163,9 @@ def _paced(bench: _Stretch, mesh: Mesh, watch: Stopwatch) -> PassTimings:
     """Time passes with collectives or pauses in them; ranks of a group repeat as often as its first one says."""
     first = _pass_pair(bench, mesh, watch)
     first = _pass_pair(bench, mesh, watch)
-    count = torch.tensor([float(max(FEWEST, min(MOST, 2 * watch.round_s / max(sum(first), 1e-9))))])
+    hurries = time.monotonic() > watch.hurry_from_s
+    wanted = FEWEST if hurries else max(FEWEST, min(MOST, 2 * watch.round_s / max(sum(first), 1e-9)))
+    count = torch.tensor([float(wanted)])
     if mesh.tp.degree > 1:
         torch.distributed.broadcast(count, group=mesh.tp.group, group_src=0)
     pairs = [_pass_pair(bench, mesh, watch) for _ in range(int(count.item()))]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -33,7 +34,8 @@ def measure_links(ranks: Ranks, chosen: LinkSet, sizes: Sequence[int], watch: St
         ranks.meet()
         timing = None
         if mine is not None:
-            timing = _measure(ranks, chosen.kind, chosen.sets[mine], groups[mine], (num_bytes, watch.round_s))
+            round_s = watch.round_s if time.monotonic() < watch.hurry_from_s else 0.0
+            timing = _measure(ranks, chosen.kind, chosen.sets[mine], groups[mine], (num_bytes, round_s))
         found = ranks.gather(timing)
         for one in chosen.sets:
             figures.append(

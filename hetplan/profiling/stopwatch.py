@@ -39,6 +39,8 @@ class Stopwatch:
     """What one round may take."""
     speed: float = 1.0
     rounds: int = ROUNDS
+    hurry_from_s: float = math.inf
+    """On the monotonic clock: from then on each figure gets one round of the fewest repetitions (a busy machine)."""
 
     def time(self, work: Work) -> Timing:
         """Return what `work` takes on this device alone."""
@@ -51,7 +53,7 @@ class Stopwatch:
     def passes(self, forward: Callable[[], torch.Tensor], backward: Callable[[torch.Tensor], object]) -> PassTimings:
         """Return the timings of a forward pass and of the backward pass that follows each."""
         both: list[tuple[Timing, Timing]] = []
-        for _ in range(self.rounds):
+        for _ in range(self._num_rounds()):
             pairs = [self._one_pair(forward, backward) for _ in range(WARM_UP)][-1:]
             for _ in range(self._count(sum(pairs[0]))):
                 pairs.append(self._one_pair(forward, backward))
@@ -70,14 +72,19 @@ class Stopwatch:
 
     def _time(self, work: Work, one: Callable[[Work], float]) -> Timing:
         timings: list[Timing] = []
-        for _ in range(self.rounds):
+        for _ in range(self._num_rounds()):
             first_s = min(one(work) for _ in range(WARM_UP))
             timings.append(summary([one(work) for _ in range(self._count(first_s))]))
             if timings[-1].is_steady:
                 break
         return min(timings, key=lambda timing: timing.spread)
 
+    def _num_rounds(self) -> int:
+        return 1 if time.monotonic() > self.hurry_from_s else self.rounds
+
     def _count(self, once_s: float) -> int:
+        if time.monotonic() > self.hurry_from_s:
+            return FEWEST
         return max(FEWEST, min(MOST, math.ceil(self.round_s / max(once_s, 1e-9))))
 
     def _one(self, work: Work) -> float:

@@ -12,7 +12,7 @@ from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Device
 from hetplan.units import format_bytes, format_flop_rate, format_rate, format_seconds
 
-MOST_UNSTEADY = 8
+MOST_UNSTEADY = 4
 
 
 def story(survey: Survey, calibration: Calibration, devices: Mapping[str, Device]) -> str:

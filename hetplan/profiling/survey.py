@@ -6,6 +6,8 @@ bandwidth, caches, power) is then in the figures.
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -36,6 +38,8 @@ from hetplan.specs.model import Model
 
 ROUND_S, QUICK_ROUND_S = 0.5, 0.08
 """Assumed: what one round of repetitions may take."""
+QUICK_UNHURRIED_S = 25.0
+"""Assumed: a quick survey takes less than this on a machine that is not busy."""
 CUDA_PRECISIONS: tuple[Precision, ...] = ("bf16", "fp16", "tf32", "fp32")
 
 
@@ -111,6 +115,7 @@ def survey(ranks: Ranks, request: Request, tell: Callable[[Progress], None]) -> 
         round_s=QUICK_ROUND_S if wish.quick else ROUND_S,
         speed=request.speed,
         rounds=2 if wish.quick else 3,
+        hurry_from_s=time.monotonic() + QUICK_UNHURRIED_S if wish.quick else math.inf,
     )
     here = machine.look(ranks.device, request.name)
     places = ranks.gather((here.host, request.group or here.device))
