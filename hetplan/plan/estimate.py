@@ -212,7 +212,7 @@ def _classes(
             backward_s=tuple(stage.backward_s for stage in work),
             weight_s=tuple(stage.weight_s for stage in work),
             p2p_s=p2p_s,
-            lock_step=prices.calibration.overlap.pipeline == "lock-step",
+            timing=prices.calibration.overlap.pipeline,
         )
         classes.append(CopyClass(durations=durations, copies=copies))
     return tuple(classes)

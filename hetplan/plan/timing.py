@@ -14,6 +14,11 @@ pipelines of at most three stages the first's counts once, as in the simulator o
 
     T = sum_s (t_s + c_s) + (m - 1) max_s (t_s + c_s)
 
+or in *columns*: with `c_s = 2 d_s`, what stage s and the next exchange, all stages that are busy at once wait for the
+slowest of them (GPipe's picture; Yan 2024, FlashFlex, arXiv:2409.01143),
+
+    T = sum over j = 0 .. m + p - 2 of max over s with s <= j < s + m of (t_s + c_s)
+
 A schedule is turned once into flat index lists in an order that respects every dependency; pricing a pipeline is then
 one pass over them.
 """
@@ -30,6 +35,7 @@ import numpy.typing as npt
 from hetplan.errors import UsageError
 from hetplan.plan.program import Action, Program, in_flight_1f1b, program
 from hetplan.plan.records import ScheduleName
+from hetplan.specs.calibration import PipelineTiming
 
 Ints = npt.NDArray[np.int32]
 SHORT_PIPELINE = 3
@@ -46,7 +52,7 @@ class Durations:
     """The part of `backward_s` a split schedule does in ``W``."""
     p2p_s: tuple[float, ...]
     """One way; the gradient takes as long on its way back."""
-    lock_step: bool = False
+    timing: PipelineTiming = "exact"
 
     def without_p2p(self) -> Durations:
         """Return the same work on stages between which nothing takes time."""
@@ -55,7 +61,7 @@ class Durations:
             backward_s=self.backward_s,
             weight_s=self.weight_s,
             p2p_s=(0.0,) * len(self.p2p_s),
-            lock_step=self.lock_step,
+            timing=self.timing,
         )
 
 
@@ -108,8 +114,8 @@ def pipeline_finish(schedule: ScheduleName, pp: int, num_microbatches: int, vpp:
     Raises:
         UsageError: the schedule cannot run these counts.
     """
-    if durations.lock_step:
-        return _in_lock_step(pp, num_microbatches, durations)
+    if durations.timing != "exact":
+        return _closed_form(pp, num_microbatches, durations)
     return _run(_compiled(schedule, pp, num_microbatches, vpp), durations)
 
 
@@ -125,10 +131,18 @@ def lock_step_s(num_microbatches: int, stage_s: Sequence[float], p2p_s: Sequence
     return sum(paces) + (num_microbatches - 1) * max(paces)
 
 
-def _in_lock_step(pp: int, num_microbatches: int, durations: Durations) -> Finish:
+def columns_s(num_microbatches: int, stage_s: Sequence[float], p2p_s: Sequence[float]) -> float:
+    """Return the seconds of a pipeline in columns, from both passes of each stage and one transfer a boundary."""
+    num, m = len(stage_s), num_microbatches
+    paces = [seconds + 2 * sent for seconds, sent in zip(stage_s, [*p2p_s[: num - 1], 0.0], strict=True)]
+    return sum(max(paces[max(0, j - m + 1) : j + 1]) for j in range(m + num - 1))
+
+
+def _closed_form(pp: int, num_microbatches: int, durations: Durations) -> Finish:
     """Return one end for all; a rank's virtual stages work one after the other."""
     totals = [f + b for f, b in zip(durations.forward_s, durations.backward_s, strict=True)]
-    end_s = lock_step_s(num_microbatches, [sum(totals[q::pp]) for q in range(pp)], durations.p2p_s[: pp - 1])
+    form = lock_step_s if durations.timing == "lock-step" else columns_s
+    end_s = form(num_microbatches, [sum(totals[q::pp]) for q in range(pp)], durations.p2p_s[: pp - 1])
     return Finish(rank_s=(end_s,) * pp, gradients_s=(end_s,) * len(totals))
 
 

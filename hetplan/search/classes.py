@@ -80,7 +80,7 @@ class EqualShares:
         self._book = book
         self._problem: Problem = book.problem
         self._classes = tuple(classes)
-        self._lock_step = self._problem.prices.calibration.overlap.pipeline == "lock-step"
+        self._closed_form = self._problem.prices.calibration.overlap.pipeline != "exact"
         self._tables: dict[tuple[int, Sharding, int], Tables | None] = {}
         self._params = float(sum(values.sum() for values in whole_params(self._problem.prices)))
         self._priced = 0
@@ -196,14 +196,14 @@ class EqualShares:
             return
         kinds = tuple(self._kinds(tables))
         m = self._problem.batch // size // replicas
-        cutter = Cutter(self._problem, tables, m, lock_step=self._lock_step)
+        cutter = Cutter(self._problem, tables, m)
         room = [one.devices // replicas for one in self._classes]
         limits = self._problem.limits
         counts = compositions(
             [(kind.device_class, kind.tp) for kind in kinds], room, self._problem.num_layers, limits.pp
         )
         setup = Setup(replicas=replicas, num_microbatches=m, tables=tables, kinds=kinds, counts=counts, cutter=cutter)
-        seconds = bounds_s(counts, cutter.pace_table([kind.mesh for kind in kinds]), m, lock_step=self._lock_step)
+        seconds = bounds_s(counts, cutter.pace_table([kind.mesh for kind in kinds]), m, closed_form=self._closed_form)
         devices = counts.stages @ np.array([kind.tp for kind in kinds])
         usd = counts.stages @ np.array([self._usd_per_s(kind.mesh) for kind in kinds])
         seconds = seconds + self._after(setup, devices)

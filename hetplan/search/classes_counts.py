@@ -104,12 +104,12 @@ def _thinned(most: int) -> list[int]:
     return sorted(value for value in steps if value <= most)
 
 
-def bounds_s(counts: Counts, paces: Paces, num_microbatches: int, *, lock_step: bool) -> Floats:
+def bounds_s(counts: Counts, paces: Paces, num_microbatches: int, *, closed_form: bool) -> Floats:
     """Return seconds of the pipeline that no plan of each composition is below, infinite where layers do not fit."""
     stages_nk = counts.stages
     if not len(stages_nk):
         return np.zeros(0)
-    if not lock_step:
+    if not closed_form:
         return num_microbatches * np.maximum(_whole_layers(stages_nk, paces), _weight(stages_nk, paces))
     found_n = np.full(len(stages_nk), np.inf)
     num_n = stages_nk.sum(axis=1)

@@ -4,7 +4,7 @@ With `t_s` both passes of stage s and `c_s` what it sends, a replica of m microb
 
     sum_s (t_s + c_s) + (m - 1) max_s (t_s + c_s)
 
-in lock step; under an exact schedule this closed form only ranks cuts. At the least pace a cut can have, the cut with
+in lock step; under other timings this closed form only ranks cuts. At the least pace a cut can have, the cut with
 the least sum is found; then paces a little above it are tried as long as the sum can still gain what the pace loses.
 Suffix `_ij`: spans of layers, first and end.
 """
@@ -13,7 +13,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 import numpy as np
 
@@ -41,11 +40,11 @@ class Sequenced:
 class Cutter:
     """Cuts for one microbatch size and count."""
 
-    def __init__(self, problem: Problem, tables: Tables, num_microbatches: int, *, lock_step: bool) -> None:
+    def __init__(self, problem: Problem, tables: Tables, num_microbatches: int) -> None:
         self._problem = problem
         self._tables = tables
         self._m = num_microbatches
-        self._lock_step = lock_step
+        self._timing = problem.prices.calibration.overlap.pipeline
         self._spans: dict[tuple[int, int], tuple[Floats, Floats]] = {}
         self._decoders = np.array([layer.kind == "decoder" for layer in problem.prices.model.chain])
 
@@ -57,8 +56,10 @@ class Cutter:
         ends = np.cumsum(np.concatenate([[0], repeated_l]))
         starts = ends[: fits.shape[-1]]
         most = [int(np.max(ends[fits[m].max(axis=0)] - starts)) for m in meshes]
-        far_mm = self._tables.far_mm
-        sent = np.array([min(float(far_mm[m, other]) for other in meshes) for m in meshes])
+        near_mm = self._tables.near_mm
+        sent = np.array([min(float(near_mm[m, other]) for other in meshes) for m in meshes])
+        if self._timing == "columns":
+            sent = np.zeros(len(meshes))
         return Paces(
             unit_k=np.array([float(tables.unit_m[m]) for m in meshes]),
             sent_k=sent,
@@ -70,7 +71,7 @@ class Cutter:
     def best(self, meshes: Sequence[int], classes: Sequence[int]) -> Sequenced | None:
         """Return the best cut of a sequence of stages, None where nothing fits."""
         num = len(meshes)
-        sent = self._sent(meshes)
+        sent = self._sent(meshes, classes)
         costs, modes = [], []
         for s, mesh in enumerate(meshes):
             seconds_ij, modes_ij = self._span(mesh, min(self._m, num - s))
@@ -109,16 +110,25 @@ class Cutter:
             pace = following
         return best
 
-    def _sent(self, meshes: Sequence[int]) -> list[float]:
+    def _sent(self, meshes: Sequence[int], classes: Sequence[int]) -> list[float]:
         """Return the seconds each stage sends for a microbatch."""
         num = len(meshes)
-        if num == 1 or not self._lock_step:
+        if num == 1 or self._timing == "exact":
             return [0.0] * num
-        far = self._tables.far_mm
-        between = [float(far[a, b]) for a, b in pairwise(meshes)]
+        between = [self._transfer_s(meshes, classes, s) for s in range(num - 1)]
+        if self._timing == "columns":
+            return [*(2 * seconds for seconds in between), 0.0]
         first = between[0] * (1 if num <= SHORT_PIPELINE else 2)
         middle = [between[s - 1] + between[s] for s in range(1, num - 1)]
         return [first, *middle, 2 * between[-1]]
+
+    def _transfer_s(self, meshes: Sequence[int], classes: Sequence[int], s: int) -> float:
+        """Return one transfer from stage s to the next; neighbours of a class that fits into a domain share it."""
+        tables, problem = self._tables, self._problem
+        a, b = meshes[s], meshes[s + 1]
+        held = sum(problem.meshes[m].size for m, c in zip(meshes, classes, strict=True) if c == classes[s])
+        near = classes[s] == classes[s + 1] and held <= problem.domain_g[problem.meshes[a].group]
+        return float(tables.near_mm[a, b] if near else tables.far_mm[a, b])
 
     def _span(self, mesh: int, held: int) -> tuple[Floats, Floats]:
         """Return seconds of both passes of every span that fits, and the recompute mode that is fastest."""

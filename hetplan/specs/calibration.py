@@ -15,7 +15,7 @@ from hetplan.specs.layer_table import LayerTable, LinkFits
 ANY_NETWORK = "*"
 """Names the constants of every network that has none of its own."""
 Origin = Literal["measured", "fitted", "datasheet", "assumed"]
-PipelineTiming = Literal["exact", "lock-step"]
+PipelineTiming = Literal["exact", "lock-step", "columns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,8 +91,8 @@ class Overlap:
     tp_fraction: float = 0.0
     """Fraction of tensor-parallel communication hidden behind compute."""
     pipeline: PipelineTiming = "exact"
-    """exact: stages run ahead and transfers hide as the schedule lets them. lock-step: nothing hides, the closed form
-    `sum(t) + (m - 1) max(t)` over stages that compute and then send (see `plan.timing`)."""
+    """exact: stages run ahead and transfers hide as the schedule lets them. lock-step, columns: nothing hides; closed
+    forms of planners that know no schedule (see `plan.timing`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
