@@ -34,9 +34,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts" / "testbed")]
 
+from bed_job import Job  # noqa: E402
 from bed_kernel import SKIPPED, UnsupportedError, enter_user_namespace  # noqa: E402 - found by the path above
 from bed_spec import Bed, cluster_of, read_bed  # noqa: E402
-from bed_steps import Job  # noqa: E402
 from scipy.stats import kendalltau  # noqa: E402
 from testbed import Testbed  # noqa: E402
 
@@ -322,12 +322,12 @@ def _said(lines: Sequence[str] | Iterator[str]) -> Iterator[str]:
 
 
 def _machine() -> str:
-    import torch
+    from importlib.metadata import version
 
     commit = subprocess.run(["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"], capture_output=True, text=True)
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     return (
-        f"{os.cpu_count()} CPUs, load before the start {load}; torch {torch.__version__}, gloo; commit"
+        f"{os.cpu_count()} CPUs, load before the start {load}; torch {version('torch')}, gloo; commit"
         f" {commit.stdout.strip() or 'unknown'}; {SEQ_LEN} tokens a sample, {GLOBAL_BATCH} samples a step, fp32."
     )
 

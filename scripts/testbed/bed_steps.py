@@ -15,12 +15,12 @@ import pickle
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from bed_job import Job
 
 from hetplan.plan.placement import mesh_devices
 from hetplan.plan.records import Layout
@@ -28,21 +28,9 @@ from hetplan.runtime.buckets import Kinds
 from hetplan.runtime.executor import Executor, Settings, StepResult, required_groups
 from hetplan.runtime.groups import Groups
 from hetplan.runtime.ranks import Seat, Task
-from hetplan.specs.model import Loss, Model
+from hetplan.specs.model import Loss
 
 WARM_UP = 2
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Job:
-    """What all ranks run."""
-
-    model: Model
-    layouts: tuple[Layout, ...]
-    rank_of: Mapping[tuple[str, int], tuple[int, str]]
-    """(group, device) -> rank and host."""
-    seq_len: int
-    num_steps: int
 
 
 def seats_of(layout: Layout, rank_of: Mapping[tuple[str, int], tuple[int, str]]) -> tuple[Seat, ...]:
