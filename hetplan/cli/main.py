@@ -27,6 +27,7 @@ from hetplan.cli import (
     search,
     simulate,
     size,
+    sweep,
 )
 from hetplan.cli import run as run_command
 from hetplan.cli.output import complain, remark, show
@@ -55,6 +56,7 @@ for command in (
     report.report,
     emit.emit,
     size.size,
+    sweep.sweep,
     fit.fit,
     calibrate.calibrate,
     data.data,
