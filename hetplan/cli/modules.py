@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from hetplan.cli.options import parse_counts, parse_words, refuse_given
 from hetplan.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Mapping
 
+    import typer
+
     from hetplan.cli.inputs import Job, WorkloadWords
     from hetplan.plan.drift import Finding
     from hetplan.plan.module_job import ModuleJob, Sampling
     from hetplan.plan.module_text import ModulePlan
+    from hetplan.plan.module_time import Assign
     from hetplan.plan.modules import ModuleLayout
     from hetplan.plan.records import Input
     from hetplan.report.checks import Verdict
@@ -35,33 +39,8 @@ TOLERANCE = 0.01
 """Relative drift of a module plan's step time that is still no failure."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ModuleWords:
-    """Options of a search over modules as given."""
-
-    data: Path
-    draws: int
-    balanced: bool
-    arrangement: str | None
-    microbatches: str | None
-    prices: int
-    tp: str | None
-    pp: str | None
-    recompute: str | None
-    sharding: str | None
-    exclude: tuple[str, ...]
-    seed: int
-    compare: bool
-
-
-def search_with_data(
-    names: tuple[str, str],
-    words: WorkloadWords,
-    calibration: Path | None,
-    asked: ModuleWords,
-    answer: tuple[Path | None, bool],
-) -> None:
-    """Search the layouts of a model's modules and show the best; `answer`: where the plan goes, and whether as JSON.
+def search_with_data(context: typer.Context, words: WorkloadWords) -> None:
+    """Search the layouts of a model's modules as the options of `search` ask, write the plan and show the best.
 
     Raises:
         InfeasibleError: no layout fits.
@@ -73,18 +52,23 @@ def search_with_data(
     from hetplan.plan.records import Input
     from hetplan.search.modules import search_modules
 
-    data, source = load_data(asked.data)
+    refuse_given(context, KEPT, WHY)
+    asked = context.params
+    exclude = tuple(asked["exclude"] or ())
+    data, source = load_data(asked["data"])
     words = replace(words, seq_len=mean_tokens(data))
-    job = load_job(*names, words, calibration, is_used=lambda name: name not in asked.exclude)
+    names = (asked["cluster"], asked["model"])
+    job = load_job(*names, words, asked["calibration"], is_used=lambda name: name not in exclude)
     if len(job.model.modules) < 2:
         raise UsageError(f"model {job.model.name!r} has one module; --data is for models of several")
-    sampling = Sampling(num_draws=asked.draws, seed=asked.seed, assign="balanced" if asked.balanced else "arrival")
+    assign: Assign = "balanced" if asked["balanced"] else "arrival"
+    sampling = Sampling(num_draws=asked["draws"], seed=asked["seed"], assign=assign)
     modular = module_job(job.prices, data, sampling)
     request = _request(asked, job.workload.global_batch)
     result = search_modules(modular.prices, modular.draws, request)
     plan = _plan(job, Input(name=source.name, sha256=source.sha256), sampling, result)
-    rivals = tuple(_rivals(modular, request)) if asked.compare else ()
-    _show(_report(job, modular, sampling, (result, rivals)), plan, answer)
+    rivals = () if asked["no_compare"] else tuple(_rivals(modular, request))
+    _show(_report(job, modular, sampling, (result, rivals)), plan, (asked["out"], asked["as_json"]))
 
 
 def _show(report: ModuleReport, plan: ModulePlan, answer: tuple[Path | None, bool]) -> None:
@@ -101,25 +85,24 @@ def _show(report: ModuleReport, plan: ModulePlan, answer: tuple[Path | None, boo
         show(module_search_text(report))
 
 
-def _request(asked: ModuleWords, batch: int) -> ModuleRequest:
-    from hetplan.cli.options import parse_counts, parse_words
+def _request(asked: Mapping[str, Any], batch: int) -> ModuleRequest:
     from hetplan.search.modules import ModuleRequest
     from hetplan.specs.workload import RECOMPUTES, SHARDINGS
 
-    sharding = parse_words(asked.sharding, "--sharding", SHARDINGS) or ("optimizer",)
+    sharding = parse_words(asked["sharding"], "--sharding", SHARDINGS) or ("optimizer",)
     if len(sharding) != 1 or sharding[0] not in ("none", "optimizer"):
         raise UsageError("--sharding: with --data give one of none, optimizer")
-    kinds = parse_words(asked.arrangement, "--arrangement", ("disjoint", "colocated"))
+    kinds = parse_words(asked["arrangement"], "--arrangement", ("disjoint", "colocated"))
     return ModuleRequest(
         global_batch=batch,
-        effort=asked.prices,
-        microbatches=parse_counts(asked.microbatches, "--microbatches"),
-        tp=parse_counts(asked.tp, "--tp"),
-        pp=parse_counts(asked.pp, "--pp"),
-        recompute=parse_words(asked.recompute, "--recompute", RECOMPUTES) or ("none", "full"),
+        effort=asked["prices"],
+        microbatches=parse_counts(asked["microbatches"], "--microbatches"),
+        tp=parse_counts(asked["tp"], "--tp"),
+        pp=parse_counts(asked["pp"], "--pp"),
+        recompute=parse_words(asked["recompute"], "--recompute", RECOMPUTES) or ("none", "full"),
         sharding=sharding[0],
         arrangement=kinds or ("disjoint", "colocated"),
-        exclude=frozenset(asked.exclude),
+        exclude=frozenset(asked["exclude"] or ()),
     )
 
 

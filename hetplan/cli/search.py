@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from hetplan.cli.modules import search_with_data
 from hetplan.cli.options import (
     AttentionOption,
     CalibrationFile,
@@ -21,13 +22,14 @@ from hetplan.cli.options import (
     SeqLen,
     Verbose,
     WorkloadFile,
-    refuse_given,
 )
 from hetplan.cli.search_volumes import search_traffic, states_volumes
 from hetplan.errors import InterruptedSearchError, UsageError
 
 if TYPE_CHECKING:
-    from hetplan.cli.inputs import Job
+    from collections.abc import Mapping
+
+    from hetplan.cli.inputs import Job, WorkloadWords
     from hetplan.search.records import SearchRequest, SearchResult
 
 
@@ -122,8 +124,7 @@ def search(
     ] = 400,
 ) -> None:
     """Find the plan with the shortest step, or the cheapest one, and prove how good it is."""
-    from hetplan.cli.inputs import WorkloadWords, for_engine, load_job
-    from hetplan.cli.modules import KEPT, WHY, ModuleWords, search_with_data
+    from hetplan.cli.inputs import for_engine, load_job
     from hetplan.cli.output import require_writable
     from hetplan.cli.space import LimitWords, limits_from
     from hetplan.search.records import SearchRequest
@@ -132,33 +133,9 @@ def search(
     if states_volumes(model):
         search_traffic((cluster, model), calibration, out, effort, as_json=as_json)
         return
-    words = WorkloadWords(
-        file=workload,
-        seq_len=seq_len,
-        global_batch=global_batch,
-        precision=precision,
-        gradient_precision=gradient_precision,
-        attention=attention,
-        sequence_parallel=False if no_sequence_parallel else None,
-    )
+    words = _workload_words(context.params)
     if data is not None:
-        refuse_given(context, KEPT, WHY)
-        asked = ModuleWords(
-            data=data,
-            draws=draws,
-            balanced=balanced,
-            arrangement=arrangement,
-            microbatches=microbatches,
-            prices=prices,
-            tp=tp,
-            pp=pp,
-            recompute=recompute,
-            sharding=sharding,
-            exclude=tuple(exclude or ()),
-            seed=seed,
-            compare=not no_compare,
-        )
-        search_with_data((cluster, model), words, calibration, asked, (out, as_json))
+        search_with_data(context, words)
         return
     job = load_job(cluster, model, words, calibration, is_used=lambda name: name not in (exclude or ()))
     job = for_engine(job, engine)
@@ -192,6 +169,21 @@ def search(
     )
     result = _found(job, request, quiet=quiet)
     _answer(job, result, out, as_json=as_json, full=verbose)
+
+
+def _workload_words(given: Mapping[str, Any]) -> WorkloadWords:
+    """Return the workload options as they were given."""
+    from hetplan.cli.inputs import WorkloadWords
+
+    return WorkloadWords(
+        file=given["workload"],
+        seq_len=given["seq_len"],
+        global_batch=given["global_batch"],
+        precision=given["precision"],
+        gradient_precision=given["gradient_precision"],
+        attention=given["attention"],
+        sequence_parallel=False if given["no_sequence_parallel"] else None,
+    )
 
 
 def _time_budget_s(objective: str, within: float | None) -> float | None:

@@ -43,6 +43,7 @@ MODELS = {
     "qwen2.5-vl-7b": (8_292_166_656, 64),
     "tinyllama-1.1b": (1_100_048_384, 24),
     "vision-language-by-sizes": (None, 66),
+    "vlm-frozen-encoder": (7_063_427_072, 60),
 }
 
 
