@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from hetplan.calibrate.dataset import Dataset, dataset_of
-from hetplan.calibrate.fit import Fitted, Observation, Predictions, fit
+from hetplan.calibrate.fit import Effort, Fitted, Observation, Predictions, fit
 from hetplan.calibrate.memory import GIB, fit_memory
 from hetplan.calibrate.parameters import Parameter, blocks
 from hetplan.calibrate.predict import step_s
@@ -26,6 +26,7 @@ LEFT_OUT_PARTS = 5
 DISAGREES = 3.0
 """A row disagrees when its error is this many times the typical one (and above 5 %)."""
 LEAST_DISAGREEMENT = 0.05
+CAREFUL = Effort(descents=3)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +90,7 @@ def calibrate(runs: Sequence[Run], *, network: str, source: str) -> FittedCalibr
         reasons = "; ".join(sorted({f"{entry.run.id}: {entry.reason}" for entry in data.left})[:3])
         raise CalibrationError(f"none of {len(runs)} rows holds a step time that can be used ({reasons or 'none'})")
     predictions = Predictions()
-    parts = _parts(data.times, predictions)
+    parts = _parts(data.times, predictions, CAREFUL)
     error = held_out_error(data.times, predictions)
     calibration = _merged(parts, data, network)
     calibration = replace(
@@ -109,13 +110,15 @@ def calibrate(runs: Sequence[Run], *, network: str, source: str) -> FittedCalibr
 _Part = tuple[list[Observation], Fitted]
 
 
-def _parts(times: Sequence[Observation], predictions: Predictions) -> list[_Part]:
+def _parts(times: Sequence[Observation], predictions: Predictions, effort: Effort) -> list[_Part]:
     """Return the fit of every set of devices, the one with most runs first."""
     groups: dict[tuple[str, ...], list[Observation]] = {}
     for row in times:
         groups.setdefault(row.setup.devices, []).append(row)
     ordered = sorted(groups.items(), key=lambda item: (-len(item[1]), item[0]))
-    return [(rows, fit(rows, devices, np.zeros(len(blocks(devices))), predictions)) for devices, rows in ordered]
+    return [
+        (rows, fit(rows, devices, np.zeros(len(blocks(devices))), predictions, effort)) for devices, rows in ordered
+    ]
 
 
 def held_out_error(times: Sequence[Observation], predictions: Predictions) -> float | None:
@@ -127,7 +130,7 @@ def held_out_error(times: Sequence[Observation], predictions: Predictions) -> fl
     for part in range(min(LEFT_OUT_PARTS, len(names))):
         held = set(names[part::LEFT_OUT_PARTS])
         rest = [row for row in times if row.setup.run.configuration not in held]
-        fits = {rows[0].setup.devices: fitted for rows, fitted in _parts(rest, predictions)}
+        fits = {rows[0].setup.devices: fitted for rows, fitted in _parts(rest, predictions, Effort())}
         for row in times:
             fitted = fits.get(row.setup.devices)
             if row.setup.run.configuration in held and fitted is not None:

@@ -9,7 +9,7 @@ within about 5 %). The second sum is the prior: few rows move few constants.
 
 A prediction costs much more than linear algebra, so each step solves the problem with `log T` linear around the point
 at hand (scipy, within the bounds and a trust region), asks for the true times there once, and keeps the better point;
-the slopes then take up what the step has shown (Broyden 1965), and are taken anew once the first descent has ended.
+the slopes then take up what the step has shown (Broyden 1965), and may be taken anew where a descent has ended.
 The first slopes are those at no offset at all, which every fit that holds a row shares.
 """
 
@@ -66,7 +66,7 @@ class Fitted:
 class Effort:
     """How carefully a fit looks."""
 
-    descents: int = 2
+    descents: int = 1
     """The slopes are taken anew before each but the first."""
     most_steps: int = 8
     """Of one descent."""
@@ -124,11 +124,12 @@ def fit(
     problem = _Problem(tuple(observations), entries, start, predictions)
     slopes = problem.slopes(np.zeros(len(entries)))
     x, errors = problem.start, problem.errors(problem.start)
+    told = np.any(slopes != 0.0, axis=0)
     for descent in range(effort.descents):
         if descent:
             slopes = problem.slopes(x)
+            told |= np.any(slopes != 0.0, axis=0)
         x, errors, slopes = problem.descend(x, errors, slopes, effort.most_steps)
-    told = np.any(slopes != 0.0, axis=0)
     if not told.all():
         x = np.where(told, x, problem.start)
         errors = problem.errors(x)

@@ -99,11 +99,23 @@ def load_calibration(path: str | Path) -> tuple[Calibration, Source]:
         SpecError: the file cannot be read or is no valid calibration.
         UsageError: none of this name ships with hetplan.
     """
-    file = Path(path)
-    if not is_path(str(path)) and not file.is_file():
-        file = _calibration_file(str(path))
-    data, text = _read(file)
+    data, text = _read(_calibration_path(path))
     return calibration_from_text(text, str(path)), _source(str(path), data)
+
+
+def calibration_text_of(path: str | Path) -> str:
+    """Return the text `load_calibration` reads.
+
+    Raises:
+        SpecError: the file cannot be read.
+        UsageError: none of this name ships with hetplan.
+    """
+    return _read(_calibration_path(path))[1]
+
+
+def _calibration_path(path: str | Path) -> Path:
+    file = Path(path)
+    return file if is_path(str(path)) or file.is_file() else _calibration_file(str(path))
 
 
 def calibration_names() -> tuple[str, ...]:

@@ -47,6 +47,8 @@ class Job:
     cluster_input: Input
     model_input: Input
     calibration_input: Input | None
+    stray_names: tuple[str, ...] = ()
+    """What is said of names in the calibration that nothing answers to."""
 
     @property
     def setting(self) -> Setting:
@@ -67,6 +69,8 @@ class Job:
         from hetplan.cli.output import remark
         from hetplan.units import escape
 
+        for sentence in self.stray_names:
+            remark(f"warning: {sentence}")
         most = self.model.max_seq_len
         if most is not None and self.workload.seq_len > most:
             name = escape(self.model.name)
@@ -88,11 +92,13 @@ def load_job(
         UsageError: an option is missing or senseless.
     """
     from hetplan.catalog.load import load_calibration, load_cluster, load_model
+    from hetplan.catalog.strays import stray_names
 
     cluster, cluster_source = load_cluster(cluster_name)
     model, model_source = load_model(model_name)
     constants, calibration_source = load_calibration(calibration) if calibration else (None, None)
     return Job(
+        stray_names=stray_names(calibration, cluster) if calibration else (),
         cluster=cluster,
         model=model,
         workload=_workload(words, cluster, is_used),

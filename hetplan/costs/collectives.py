@@ -80,8 +80,8 @@ def ring_inside(cluster: Cluster, group: Group, calibration: Calibration, *, num
     domain = group.devices_per_node * group.domain_nodes
     per_domain = max(1, min(num_ranks, domain // stride))
     num_domains = math.ceil(num_ranks / per_domain)
-    inside = inside_link(group, per_domain, calibration)
-    inner_rate = inside.bandwidth_bytes_per_s * inside.ring_fraction
+    inside = inside_link(group, per_domain, calibration, stride)
+    inner_rate = inside.ring_bytes_per_s(per_domain, min(stride, domain))
     if num_domains == 1:
         return _ring(num_ranks, (per_domain, inside), None, rate=inner_rate)
     link = link_between(cluster, group.name, group.name, calibration)

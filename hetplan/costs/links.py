@@ -3,8 +3,9 @@
 Rules, one a function:
 
 * **Inside a node** (or a fast-link domain) `n` ranks reach `min(all fast links, (n - 1) x one pair)`: a switch gives
-  every pair the whole figure, directly wired devices use the links to their `n - 1` peers. Two ranks use one pair.
-  Devices without fast links go over PCIe.
+  every pair the whole figure, directly wired devices use the links to their `n - 1` peers. Two ranks use one pair; a
+  bridge joins neighbours only. Devices without fast links go over PCIe, whose switches and root complex interleaved
+  rings (those of a dp axis beside a tp axis) share, as they would share a NIC; between sockets a ring is slower.
 * **Between nodes** two groups talk over the network that joins both and offers a node most:
   `nics x bandwidth / oversubscription`; a network joins what it lists and nothing else, so RDMA fabrics of different
   kinds meet only on a network that names both groups. A shared line is one bandwidth for everything on it.
@@ -22,6 +23,11 @@ from hetplan.costs.constants import constants_of
 from hetplan.errors import CalibrationError
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Cluster, Group, Network, PairLink
+
+DEVICES_A_SOCKET = 4
+"""Devices that hang off one socket of a host (assumed; most boxes of eight cards have two sockets)."""
+SOCKETS_FRACTION = 0.6
+"""Part of its rate that a ring keeps between sockets (assumed: 20.8 GB/s of an inter-socket link, both ways busy)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,6 +47,19 @@ class Link:
     """Factor on these rates that a collective's ring reaches."""
     own_ring_latency_s: float | None = None
     """Latency of a collective's step where it is not that of a transfer."""
+    hosted: bool = False
+    """Inside a node, over the host's PCIe."""
+
+    def ring_bytes_per_s(self, ranks: int, rings: int) -> float:
+        """Return the rate of one of `rings` interleaved rings of `ranks` devices each in a node.
+
+        All of the link's where a switch or wires join the devices; on a host's PCIe the rings share it, and those that
+        span sockets meet between them.
+        """
+        rate = self.bandwidth_bytes_per_s * self.ring_fraction
+        if not self.hosted:
+            return rate
+        return rate / max(1, rings) * (SOCKETS_FRACTION if ranks * rings > DEVICES_A_SOCKET else 1.0)
 
     @property
     def ring_latency_s(self) -> float:
@@ -48,8 +67,8 @@ class Link:
         return self.latency_s if self.own_ring_latency_s is None else self.own_ring_latency_s
 
 
-def inside_link(group: Group, num_ranks: int, calibration: Calibration) -> Link:
-    """Return the link `num_ranks` devices of one node or fast-link domain share.
+def inside_link(group: Group, num_ranks: int, calibration: Calibration, stride: int = 1) -> Link:
+    """Return the link `num_ranks` devices of one node or fast-link domain share, each `stride` places from the next.
 
     Raises:
         CalibrationError: they have neither fast links nor PCIe.
@@ -57,7 +76,7 @@ def inside_link(group: Group, num_ranks: int, calibration: Calibration) -> Link:
     constants = constants_of(group, calibration)
     device = group.device
     total, pair = device.link_bandwidth_bytes_per_s, device.pair_bandwidth_bytes_per_s
-    if num_ranks <= 2 and pair > 0:
+    if num_ranks <= 2 and pair > 0 and (total > 0 or stride == 1):
         nominal = pair
     elif total > 0:
         nominal = min(total, pair * (num_ranks - 1)) if pair > 0 else total
@@ -101,6 +120,7 @@ def pcie_link(first: Group, second: Group, calibration: Calibration) -> Link:
         nic_bytes_per_s=usable,
         ring_fraction=ring_fraction,
         own_ring_latency_s=ring_latency_s,
+        hosted=True,
     )
 
 

@@ -124,7 +124,8 @@ def _part(cluster: Cluster, name: str, holders: list[Holders], calibration: Cali
     ranks = sum(holder.num_ranks for holder in holders)
     per_domain = max(_per_domain(holder, group) for holder in holders)
     together = per_domain if num_domains > 1 else ranks
-    inside = inside_link(group, together, calibration) if together > 1 else None
+    stride = min(holder.tp for holder in holders)
+    inside = inside_link(group, together, calibration, stride) if together > 1 else None
     own = link_between(cluster, name, name, calibration) if num_domains > 1 else None
     return _Part(group=group, holders=tuple(holders), num_domains=num_domains, inside=inside, own=own)
 
@@ -173,5 +174,5 @@ def _s_per_byte(holder: Holders, part: _Part, crossed: list[Link], *, expert: bo
         rings = max(rings, group.devices_per_node * group.domain_nodes // ranks)
     rates = [crossing_bytes_per_s(link, group, rings=rings, ranks=ranks) * link.ring_fraction for link in crossed]
     if part.inside is not None:
-        rates.append(part.inside.bandwidth_bytes_per_s * part.inside.ring_fraction)
+        rates.append(part.inside.ring_bytes_per_s(ranks, min(holder.tp, group.devices_per_node)))
     return 1.0 / (min(rates) * holder.tp)

@@ -3,6 +3,7 @@ import hashlib
 import pytest
 
 from hetplan.catalog import load_calibration, load_cluster, load_model, load_workload_file
+from hetplan.catalog.strays import stray_names
 from hetplan.errors import SpecError, UsageError
 from hetplan.specs.model import model_params
 
@@ -129,3 +130,14 @@ def test_calibration_file_is_loaded_with_its_hash(tmp_path):
     calibration, source = load_calibration(path)
     assert calibration.device("T4").gemm_peak_fraction == 0.5
     assert source.sha256 == hashlib.sha256(text.encode()).hexdigest()
+
+
+def test_names_in_a_calibration_that_nothing_answers_to_are_said_with_their_place(tmp_path):
+    constants = "hetplan: calibration/v1\ndevices:\n  A100-SMX4-80GB: {gemm_peak_fraction: 0.5}\n"
+    constants += "  H100-SXM5-80GB: {gemm_peak_fraction: 0.5}\nnetworks:\n"
+    constants += '  "*": {bandwidth_fraction: 0.5}\n  etj: {bandwidth_fraction: 0.5}\n'
+    file = write(tmp_path / "constants.yaml", constants)
+    cluster = load_cluster(write(tmp_path / "c.yaml", CLUSTER % ""))[0]
+    device, network = stray_names(file, cluster)
+    assert device.startswith(f"{file}:3:") and "devices.A100-SMX4-80GB" in device and "A100-SXM4-80GB'?" in device
+    assert network.startswith(f"{file}:7:") and "networks.etj" in network and "did you mean 'eth'?" in network
