@@ -14,6 +14,7 @@ from hetplan.catalog.models import find_model_config
 from hetplan.cli.main import app, run
 from hetplan.specs.read_calibration import calibration_from_text
 from hetplan.specs.read_cluster import cluster_from_text
+from hetplan.specs.read_data import data_from_text
 from hetplan.specs.read_model import model_from_text
 from hetplan.specs.read_workload import workload_fields_from_text
 
@@ -28,6 +29,7 @@ READERS: dict[str, Callable[[str], object]] = {
     "model": lambda text: model_from_text(text, README, find_model_config),
     "workload": lambda text: workload_fields_from_text(text, "README.md"),
     "calibration": lambda text: calibration_from_text(text, "README.md"),
+    "data": lambda text: data_from_text(text, "README.md"),
 }
 
 
