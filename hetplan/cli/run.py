@@ -238,7 +238,8 @@ def _line(event: Mapping[str, Any], job: Job, every: int) -> str:
     from hetplan.units import format_bytes, format_seconds
 
     if event["event"] == "start":
-        ranks = f"{len(job.task.seats)} ranks, {job.steps} steps, {job.task.global_batch} samples a step"
+        num_ranks = len(job.task.seats)
+        ranks = f"{num_ranks} rank{'s' * (num_ranks > 1)}, {job.steps} steps, {job.task.global_batch} samples a step"
         went_on = f", from step {event['step']}" if event["step"] else ""
         return f"{ranks}{went_on}\n  step      loss  grad norm   step time    tokens/s     MFU    memory"
     if event["event"] == "checkpoint":

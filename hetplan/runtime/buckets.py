@@ -102,10 +102,15 @@ class Bucket:
         size = self.length // self.parts
         return slice(self.part * size, (self.part + 1) * size)
 
-    def optimized(self) -> tuple[nn.Parameter, nn.Parameter]:
-        """Return this rank's masters as two parameters: those that decay and the others."""
-        edge = min(max(self.plan.num_decaying - self.shard.start, 0), self.master.numel())
-        return nn.Parameter(self.master[:edge]), nn.Parameter(self.master[edge:])
+    @property
+    def decaying(self) -> slice:
+        """The run of the shard that weight decay applies to."""
+        return slice(0, min(max(self.plan.num_decaying - self.shard.start, 0), self.master.numel()))
+
+    @property
+    def constant(self) -> slice:
+        """The rest of the shard."""
+        return slice(self.decaying.stop, self.master.numel())
 
     def start_reduce(self, gradients: Mapping[str, torch.Tensor]) -> None:
         """Begin to sum this rank's gradients with those of the other ranks."""
@@ -184,22 +189,16 @@ def _adder(total: torch.Tensor) -> Callable[[nn.Parameter], None]:
 
 
 class Optimizer:
-    """AdamW over this rank's shards of all buckets, with clipping by the norm of the whole model's gradient."""
+    """AdamW over this rank's shards of all buckets.
+
+    The fused kernel is called as it is: `torch.optim` brings in the compiler, a second of every rank's start.
+    """
 
     def __init__(self, buckets: Sequence[Bucket], settings: AdamSettings) -> None:
-        self.buckets = tuple(buckets)
-        self._pairs = tuple(bucket.optimized() for bucket in self.buckets)
-        groups = [
-            {"params": [pair[i] for pair in self._pairs if pair[i].numel()], "weight_decay": decay}
-            for i, decay in enumerate((settings.weight_decay, 0.0))
-        ]
-        self._adam = torch.optim.AdamW(
-            [group for group in groups if group["params"]],
-            lr=settings.learning_rate,
-            betas=settings.betas,
-            eps=settings.epsilon,
-            fused=True,
-        )
+        self.buckets, self._settings = tuple(buckets), settings
+        self._first = [torch.zeros_like(bucket.master) for bucket in self.buckets]
+        self._second = [torch.zeros_like(bucket.master) for bucket in self.buckets]
+        self._num_steps = 0
 
     def square_norm(self) -> float:
         """Return this rank's share of the squared norm of the global gradient."""
@@ -208,37 +207,56 @@ class Optimizer:
 
     def step(self, learning_rate: float, scale: float) -> None:
         """Update the masters by the reduced gradients times `scale`."""
-        for bucket, pair in zip(self.buckets, self._pairs, strict=True):
-            gradient = bucket.reduced
-            wide = gradient if gradient.dtype == bucket.master.dtype else gradient.to(bucket.master.dtype)
-            if scale != 1.0:
-                wide = wide.mul_(scale) if wide is gradient else wide.mul(scale)
-            edge = pair[0].numel()
-            pair[0].grad, pair[1].grad = wide[:edge], wide[edge:]
-        for group in self._adam.param_groups:
-            group["lr"] = learning_rate
-        self._adam.step()
-        for pair in self._pairs:
-            pair[0].grad = pair[1].grad = None
+        self._num_steps += 1
+        wide = [_scaled(bucket.reduced, bucket.master.dtype, scale) for bucket in self.buckets]
+        for decays in (True, False):
+            runs = [bucket.decaying if decays else bucket.constant for bucket in self.buckets]
+            lists: list[list[torch.Tensor]] = [[], [], [], []]
+            for bucket, run, tensors in zip(
+                self.buckets, runs, zip(wide, self._first, self._second, strict=True), strict=True
+            ):
+                if run.stop > run.start:
+                    for into, tensor in zip(lists, (bucket.master, *tensors), strict=True):
+                        into.append(tensor[run])
+            if lists[0]:
+                self._update(lists, learning_rate, self._settings.weight_decay if decays else 0.0)
+
+    def _update(self, lists: list[list[torch.Tensor]], learning_rate: float, weight_decay: float) -> None:
+        masters, gradients, first, second = lists
+        count = [torch.tensor(float(self._num_steps), device=master.device) for master in masters]
+        with torch.no_grad():
+            torch._fused_adamw_(
+                masters,
+                gradients,
+                first,
+                second,
+                [],
+                count,
+                lr=learning_rate,
+                beta1=self._settings.betas[0],
+                beta2=self._settings.betas[1],
+                weight_decay=weight_decay,
+                eps=self._settings.epsilon,
+                amsgrad=False,
+                maximize=False,
+            )
 
     def states(self, index: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return copies of both moments of a bucket's shard (zeros before the first step)."""
-        moments = []
-        for key in ("exp_avg", "exp_avg_sq"):
-            halves = [self._adam.state[part].get(key, torch.zeros_like(part)) for part in self._pairs[index]]
-            moments.append(torch.cat([half.detach() for half in halves]))
-        return moments[0], moments[1]
+        """Return both moments of a bucket's shard."""
+        return self._first[index], self._second[index]
 
     def restore(self, index: int, moments: tuple[torch.Tensor, torch.Tensor], num_steps: int) -> None:
         """Set both moments of a bucket's shard."""
-        edge = self._pairs[index][0].numel()
-        for part, where in zip(self._pairs[index], (slice(0, edge), slice(edge, None)), strict=True):
-            if part.numel():
-                self._adam.state[part] = {
-                    "step": torch.tensor(float(num_steps), device=part.device),
-                    "exp_avg": moments[0][where].clone(),
-                    "exp_avg_sq": moments[1][where].clone(),
-                }
+        self._num_steps = num_steps
+        self._first[index].copy_(moments[0])
+        self._second[index].copy_(moments[1])
+
+
+def _scaled(gradient: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:
+    """Return a gradient in the states' type, scaled; in place where the type is the same."""
+    if gradient.dtype == dtype:
+        return gradient if scale == 1.0 else gradient.mul_(scale)
+    return gradient.to(dtype).mul_(scale)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

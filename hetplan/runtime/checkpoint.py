@@ -28,7 +28,6 @@ from hetplan.errors import RunError, UsageError
 from hetplan.runtime.buckets import Bucket, Optimizer
 from hetplan.runtime.parameters import Box
 from hetplan.runtime.pieces import box_elements
-from hetplan.units import show
 
 KIND = "hetplan: checkpoint/v1"
 INDEX = "index.json"
@@ -105,8 +104,9 @@ class Writer:
                 for step in complete_steps(self.root)[:-keep]:
                     shutil.rmtree(folder_of(self.root, step), ignore_errors=True)
         except OSError as error:
-            shutil.rmtree(hidden, ignore_errors=True)
-            raise RunError(f"cannot write checkpoint {show(str(final))}: {error.strerror or error}") from error
+            for own in hidden.glob(f"rank-{self.rank:05d}.*"):
+                own.unlink(missing_ok=True)
+            raise RunError(f"cannot write checkpoint {final}: {error.strerror or error}") from error
 
     def _write_share(self, folder: Path, optimizer: Optimizer) -> None:
         name = f"rank-{self.rank:05d}"
@@ -191,15 +191,15 @@ class Reader:
         try:
             document = json.loads((folder / INDEX).read_text(encoding="utf-8"))
             if document["kind"] != KIND:
-                raise UsageError(f"{show(str(folder))} is no checkpoint this version reads")
+                raise UsageError(f"{folder} is no checkpoint this version reads")
             self.progress = Progress(
                 step=document["step"], samples=document["samples"], seed=document["seed"], model=document["model"]
             )
             self._entries = _entries(folder, document["files"])
         except OSError as error:
-            raise UsageError(f"{show(str(folder))} is no checkpoint: {error.strerror or error}") from error
+            raise UsageError(f"{folder} is no checkpoint: {error.strerror or error}") from error
         except (ValueError, KeyError, TypeError) as error:
-            raise RunError(f"checkpoint {show(str(folder))} is damaged: its index cannot be read ({error})") from error
+            raise RunError(f"checkpoint {folder} is damaged: its index cannot be read ({error})") from error
 
     def restore(self, optimizer: Optimizer) -> None:
         """Set weights and moments of a rank's shards.
@@ -243,7 +243,7 @@ class Reader:
                 target[into] = values[outof]
             filled[into] = True
         if not filled.all():
-            raise RunError(f"checkpoint {show(str(self.folder))} holds no {name} of this shape: it is of another model")
+            raise RunError(f"checkpoint {self.folder} holds no {name} of this shape: it is of another model")
         return out
 
     def _piece(self, box: Box, entries: list[_Entry]) -> list[Values]:
@@ -257,7 +257,7 @@ class Reader:
                 target[entry.first : entry.first + entry.count] = values
             missing -= entry.count
         if missing:
-            raise RunError(f"checkpoint {show(str(self.folder))} is damaged: {missing} numbers are missing")
+            raise RunError(f"checkpoint {self.folder} is damaged: {missing} numbers are missing")
         return [array.reshape(shape) for array in out]
 
     def _data(self, entry: _Entry) -> Values:
@@ -270,11 +270,9 @@ class Reader:
                 file.seek(entry.offset)
                 data = file.read(size)
         except OSError as error:
-            raise RunError(f"checkpoint {show(str(path))} is damaged: {error.strerror or error}") from error
+            raise RunError(f"checkpoint {path} is damaged: {error.strerror or error}") from error
         if len(data) != size or zlib.crc32(data) != entry.crc32:
-            raise RunError(
-                f"checkpoint {show(str(path))} is damaged: a checksum does not match; an older one may be whole"
-            )
+            raise RunError(f"checkpoint {path} is damaged: a checksum does not match; an older one may be whole")
         return np.frombuffer(data, dtype=dtype)
 
 

@@ -20,7 +20,6 @@ import numpy.typing as npt
 import torch
 
 from hetplan.errors import UsageError
-from hetplan.units import show
 
 TokenKind = Literal["auto", "bytes", "uint16", "uint32"]
 TOKEN_KINDS: tuple[TokenKind, ...] = ("auto", "bytes", "uint16", "uint32")
@@ -54,7 +53,7 @@ class TokenFile:
         found = self.tokens[first : first + self.seq_len + 1].astype(np.int64)
         if int(found.max()) >= self.vocab:
             raise UsageError(
-                f"{show(str(self.path))}: word {int(found.max())} near token {first} is not of the model's vocabulary "
+                f"{self.path}: word {int(found.max())} near token {first} is not of the model's vocabulary "
                 f"of {self.vocab}; is it the right file, and of the kind --tokens says?"
             )
         return found
@@ -82,14 +81,12 @@ def open_tokens(path: Path, kind: TokenKind, seq_len: int, vocab: int, seed: int
     try:
         size = path.stat().st_size
         if size % dtype.itemsize:
-            raise UsageError(f"{show(str(path))}: {size} bytes are no whole number of {kind} tokens")
+            raise UsageError(f"{path}: {size} bytes are no whole number of {kind} tokens")
         if size // dtype.itemsize < seq_len + 1:
-            raise UsageError(
-                f"{show(str(path))}: {size // dtype.itemsize} tokens are less than one sample of {seq_len + 1}"
-            )
+            raise UsageError(f"{path}: {size // dtype.itemsize} tokens are less than one sample of {seq_len + 1}")
         tokens = np.memmap(path, dtype=dtype, mode="r")
     except OSError as error:
-        raise UsageError(f"cannot read {show(str(path))}: {error.strerror or error}") from error
+        raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
     return TokenFile(path=path, tokens=tokens, seq_len=seq_len, vocab=vocab, seed=seed)
 
 

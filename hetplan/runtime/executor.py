@@ -221,8 +221,11 @@ class Executor:
         if self._world is None:
             return value
         total = torch.tensor([value], dtype=torch.float64, device=self.settings.device)
+        self._report(True)
         dist.all_reduce(total, op=dist.ReduceOp.MAX, group=self._world)
-        return float(total)
+        most = float(total)
+        self._report(False)
+        return most
 
     def _spread(self) -> None:
         """Bring the updated weights to every rank that holds them."""
@@ -238,8 +241,11 @@ class Executor:
         if self._world is None:
             return values
         total = torch.tensor(values, dtype=torch.float64, device=self.settings.device)
+        self._report(True)
         dist.all_reduce(total, group=self._world)
-        return tuple(total.tolist())
+        found = tuple(total.tolist())
+        self._report(False)
+        return found
 
     def _feed(self, samples: Samples) -> Feed:
         task, seat, device = self.task, self.seat, self.settings.device

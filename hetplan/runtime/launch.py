@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from importlib import import_module
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ from hetplan.runtime.traces import RankTrace
 from hetplan.runtime.train import Job, Tell, gathered, train
 
 POLL_S = 0.25
+START_S = 60.0
+"""Least time ranks are given to come up, whatever the timeout between steps."""
 SETTLE_S = 2.0
 """How long the parent listens for the first cause once something has gone wrong."""
 _FOLLOWS = (
@@ -100,6 +103,8 @@ def run_here(job: Job, tell: Tell, *, debug: bool = False) -> list[RankTrace]:
         RunError: a rank failed, died or hangs.
         UsageError: a rank found the input unusable.
     """
+    # Every rank's first backward pass brings this module in, half a second of work: once here, before the fork.
+    import_module("torch.fx.experimental.symbolic_shapes")
     context = multiprocessing.get_context("fork")
     seats = job.task.seats
     cells = context.RawArray("d", [time.monotonic()] * (3 * len(seats)))
@@ -157,6 +162,7 @@ def _rank_main(start: _Start, seat: Seat, pipe: Connection, inherited: list[Conn
 
 def _watched(children: Sequence[_Child], cells: Any, tell: Tell, timeout_s: float) -> list[RankTrace]:
     """Pass on what ranks tell until all have ended."""
+    limit_s = max(timeout_s, START_S)
     while not all(child.done for child in children):
         open_ones = [child for child in children if not child.done]
         ready = wait([child.pipe for child in open_ones], timeout=POLL_S)
@@ -167,7 +173,9 @@ def _watched(children: Sequence[_Child], cells: Any, tell: Tell, timeout_s: floa
         signs = shared_signs(cells)
         last_s = max(sign.changed_s for sign in signs)
         stale_s = min((signs[child.seat.rank].alive_s for child in children if not child.done), default=now_s)
-        if now_s - max(last_s, 0.0) > timeout_s or now_s - stale_s > timeout_s:
+        if ready:
+            limit_s = timeout_s
+        if now_s - last_s > limit_s or now_s - stale_s > limit_s:
             found = blame(signs, now_s)
             names = ", ".join(child.seat.words for child in children if child.seat.rank in found.ranks)
             raise RunError(f"{names}: {found.words}; ended after --timeout {timeout_s:g} s")

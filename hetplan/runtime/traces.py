@@ -18,6 +18,8 @@ from hetplan.runtime.executor import StepResult
 from hetplan.runtime.pipeline import Passed
 from hetplan.runtime.ranks import Seat
 
+TINY_S = 1e-9
+"""Below this a prediction is rounding, and no ratio to it is shown."""
 WARM_UP = 2
 """Steps left out where enough others are there."""
 
@@ -71,7 +73,7 @@ def _steady(steps: tuple[StepTrace, ...]) -> tuple[StepTrace, ...]:
 
 
 def _pair(predicted: float, measured: float | None) -> dict[str, float | None]:
-    ratio = measured / predicted if measured is not None and predicted > 0 else None
+    ratio = measured / predicted if measured is not None and predicted > TINY_S else None
     return {"predicted_s": predicted, "measured_s": measured, "measured_over_predicted": ratio}
 
 

@@ -11,6 +11,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib import import_module
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -130,6 +131,9 @@ class Pool:
     """Ranks that wait for layouts."""
 
     def __init__(self) -> None:
+        import_module(
+            "torch.fx.experimental.symbolic_shapes"
+        )  # every backward pass brings it in: once, before the fork
         context = multiprocessing.get_context("fork")
         self._folder = tempfile.TemporaryDirectory()
         store = str(Path(self._folder.name) / "store")
@@ -146,7 +150,7 @@ class Pool:
         for pipe in self._pipes:
             pipe.send((case, planted))
         whole = Outcome()
-        answers = [pipe.recv() if pipe.poll(20) else "no answer" for pipe in self._pipes]
+        answers = [pipe.recv() if pipe.poll(120) else "no answer" for pipe in self._pipes]
         for answer in answers:
             if isinstance(answer, str):
                 raise RuntimeError(answer)
