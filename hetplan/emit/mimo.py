@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from itertools import combinations
 
 from hetplan.costs.samples import is_language
-from hetplan.emit.shell import comment, quoted
+from hetplan.emit.shell import comment
 from hetplan.errors import CheckFailedError, UsageError
 from hetplan.plan.modules import ModuleLayout, Placement
 from hetplan.specs.cluster import Cluster
@@ -176,7 +176,7 @@ def _launch(job: MimoJob) -> str:
     text += _HEAD
     for placement in _in_rank_order(job):
         words = f"tp={placement.tp},pp={placement.pp},cp={placement.cp},dp={placement.dp}"
-        text += f"    --component {quoted(f'{component(job, placement)}={words},rank_offset={placement.first_rank}')}\n"
+        text += f'    --component "{component(job, placement)}={words},rank_offset={placement.first_rank}"\n'
     text += f"    --global-batch-size {job.layout.num_samples}\n    --micro-batch-size {job.layout.samples}\n"
     text += f"    --seq-length {job.seq_len}\n)\n"
     text += f"export WORLD_SIZE={job.layout.world_size}\n" + _TASK

@@ -189,7 +189,7 @@ def test_a_seventeen_rank_job_is_written(tmp_path: Path) -> None:
     assert grids["language"]["tensor_model_parallel_size"] == 4
     launch = files["job.sbatch"]
     assert [int(part.split("--ntasks=")[1].split()[0]) for part in launch.split("--nodes=1 ")[1:]] == [8, 8, 1]
-    assert "--component images=tp=1,pp=1,cp=1,dp=1,rank_offset=16" in launch
+    assert '--component "images=tp=1,pp=1,cp=1,dp=1,rank_offset=16"' in launch
     assert "fewer data-parallel ranks" in files["README.md"]
     (tmp_path / "job.sbatch").write_text(launch)
     subprocess.run(["bash", "-n", str(tmp_path / "job.sbatch")], check=True)
