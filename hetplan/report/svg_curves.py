@@ -29,6 +29,7 @@ CURVE_STYLE = """
 .curve .stop{stroke:var(--warn);stroke-width:1.5;stroke-dasharray:4 3;fill:none}
 .curve text{fill:var(--soft);font-size:11px}
 .curve .stop-word{fill:var(--warn)}
+@media (min-width:700px){#points th,#points td:not(:last-child){white-space:nowrap;overflow-wrap:normal}}
 """
 
 
@@ -95,9 +96,11 @@ class _Spot:
 
 
 def _nice(value: float) -> float:
-    """Return the next number of 1, 2, 2.5, 4, 5, 8 times a power of ten at or above a value."""
+    """Return the next number that four steps divide into round ones, at or above a value."""
     scale = 10.0 ** floor(log10(value))
-    return next(scale * step for step in (1, 2, 2.5, 4, 5, 8, 10) if scale * step >= value * (1 - 1e-9))
+    return next(
+        scale * step for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 5, 6, 8, 10) if scale * step >= value * (1 - 1e-9)
+    )
 
 
 def _grid(spot: _Spot, chart: Chart) -> list[Markup]:
@@ -121,7 +124,7 @@ def _ticks(spot: _Spot, chart: Chart) -> list[Markup]:
 def _anchor(x: float, spot: _Spot) -> str:
     if len(spot.xs) > 1 and x == spot.xs[-1]:
         return "end"
-    return "start" if len(spot.xs) > 1 and x == spot.xs[0] else "middle"
+    return "middle"
 
 
 def _line(spot: _Spot, chart: Chart, line: Line, index: int) -> list[Markup]:

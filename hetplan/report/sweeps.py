@@ -99,11 +99,12 @@ def _stops(found: Sweep, index: int) -> Iterator[str]:
     for rest, points in found.series(index):
         last = last_paying(points)
         at = ", ".join(f"{axis_words(a)} {axis_value(a, v)}" for a, v in zip(others, rest, strict=True))
-        where = f" at {at}" if at else ""
+        where = f" ({at})" if at else ""
         if all(point.candidate is None for point in points):
             yield f"nothing fits{where}"
         elif last is None:
-            yield f"adding nodes of group {axis.of} pays up to the {axis_value(axis, axis.values[-1])} looked at{where}"
+            most = count_text(int(axis.values[-1]), "node")
+            yield f"adding nodes of group {axis.of} pays as far as was looked, {most}{where}"
         else:
             nodes = count_text(int(last.values[index]), "node")
             yield f"adding hardware stops paying after {nodes} of group {axis.of}{where}"
