@@ -1,14 +1,15 @@
 """Spec files and catalog names -> records, each with what identifies the content they came from.
 
-The hash of a file is the SHA-256 of its bytes with line ends as `\\n`. Where a file names others (tables of pairs, a
-configuration) it is the SHA-256 of the hex digests of all of them, one a line, the file itself first and the others in
-the order they are named: a change in any of them changes it.
+The hash of a file is that of what it says (`specs.content`): comments and layout have no part in it. A table's is the
+SHA-256 of its bytes with line ends as `\\n`. Where a file names others (tables of pairs, a configuration) it is the
+SHA-256 of the hex digests of all of them, one a line, the file itself first and the others in the order they are named:
+a change in any of them changes it.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -18,6 +19,7 @@ from hetplan.catalog.models import find_model, find_model_config
 from hetplan.errors import UsageError
 from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Cluster
+from hetplan.specs.content import content_sha256
 from hetplan.specs.decode import document_from_text
 from hetplan.specs.model import Model
 from hetplan.specs.nodes import nodes_from_bytes, read_bytes
@@ -49,7 +51,7 @@ def load_cluster(path: str | Path) -> tuple[Cluster, Source]:
     """
     data, text = _read(Path(path))
     cluster = cluster_from_text(text, str(path), find_device, Path(path).parent)
-    return cluster, _source(str(path), data, _pairs_files(text, Path(path)))
+    return cluster, _source(str(path), [_digest(data, str(path)), *map(_table_digest, _pairs_files(text, Path(path)))])
 
 
 def load_model(name_or_path: str | Path) -> tuple[Model, Source]:
@@ -66,7 +68,7 @@ def load_model(name_or_path: str | Path) -> tuple[Model, Source]:
         return _catalog_model(str(name_or_path))
     data, text = _read(path)
     model = model_from_text(text, path, find_model_config)
-    return model, _source(str(name_or_path), data, _config_files(text, path))
+    return model, _source(str(name_or_path), [_digest(data, str(path)), *map(_file_digest, _config_files(text, path))])
 
 
 def cluster_files(path: str | Path) -> tuple[Path, ...]:
@@ -99,8 +101,16 @@ def load_calibration(path: str | Path) -> tuple[Calibration, Source]:
         SpecError: the file cannot be read or is no valid calibration.
         UsageError: none of this name ships with hetplan.
     """
+<<<<<<< HEAD
+    file = Path(path)
+    if not is_path(str(path)) and not file.is_file():
+        file = _calibration_file(str(path))
+    data, text = _read(file)
+    return calibration_from_text(text, str(path)), _source(str(path), [_digest(data, str(path))])
+=======
     data, text = _read(_calibration_path(path))
     return calibration_from_text(text, str(path)), _source(str(path), data)
+>>>>>>> 435529a1a0933859ffc41799e97de43524a319bc
 
 
 def calibration_text_of(path: str | Path) -> str:
@@ -137,7 +147,7 @@ def _catalog_model(name: str) -> tuple[Model, Source]:
         model = find_model(name)
     except UsageError as error:
         raise UsageError(f"{error}, and there is no file {show(name)}") from None
-    return model, _source(model.name, read_bytes(_model_file(name)))
+    return model, _source(model.name, [_file_digest(_model_file(name))])
 
 
 def _model_file(name: str) -> Path:
@@ -178,22 +188,32 @@ def _config_files(text: str, path: Path) -> list[Path]:
 
 
 def source_of_files(name: str, path: Path, others: Iterable[Path]) -> Source:
-    """Identify a file's content together with that of the files it names.
+    """Identify what a document or table says together with what the files it names say.
 
     Raises:
         SpecError: one of them cannot be read.
     """
-    return _source(name, read_bytes(path), others)
+    return _source(name, [_file_digest(path), *map(_file_digest, others)])
 
 
-def _source(name: str, data: bytes, others: Iterable[Path] = ()) -> Source:
-    """Identify a file's content together with that of the files it names."""
-    digests = [_digest(data), *(_digest(read_bytes(other)) for other in others)]
+def _source(name: str, digests: Sequence[str]) -> Source:
+    """Identify a file by its hash and those of the files it names."""
     if len(digests) == 1:
         return Source(name=name, sha256=digests[0])
-    return Source(name=name, sha256=_digest("".join(f"{digest}\n" for digest in digests).encode()))
+    return Source(name=name, sha256=sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest())
 
 
-def _digest(data: bytes) -> str:
-    """SHA-256 of bytes with line ends as `\\n`."""
-    return sha256(data.replace(b"\r\n", b"\n")).hexdigest()
+def _file_digest(path: Path) -> str:
+    """The hash of a file that the name alone tells to be a document or a table."""
+    is_document = path.name.endswith(_FILE_ENDINGS)
+    return _digest(read_bytes(path), str(path)) if is_document else _table_digest(path)
+
+
+def _digest(data: bytes, name: str) -> str:
+    """The hash of what a document says."""
+    return content_sha256(nodes_from_bytes(data, name))
+
+
+def _table_digest(path: Path) -> str:
+    """SHA-256 of a table's bytes with line ends as `\\n`."""
+    return sha256(read_bytes(path).replace(b"\r\n", b"\n")).hexdigest()

@@ -108,6 +108,14 @@ def plain_of(scalar: Scalar) -> bool | int | float | str | None:
     return scalar.text
 
 
+def is_special(scalar: Scalar) -> bool:
+    """Whether a scalar reads as something else than the text it is: a number, a flag, null."""
+    if not scalar.plain:
+        return False
+    text = scalar.text
+    return text in _NULLS or text in _FLAGS or bool(_NUMBER.fullmatch(text) or _NOT_FINITE.fullmatch(text))
+
+
 def describe(node: Node) -> str:
     """Name what was found, for messages."""
     if isinstance(node, MapNode):

@@ -5,7 +5,9 @@ import pytest
 from hetplan.catalog import load_calibration, load_cluster, load_model, load_workload_file
 from hetplan.catalog.strays import stray_names
 from hetplan.errors import SpecError, UsageError
+from hetplan.specs.content import content_sha256
 from hetplan.specs.model import model_params
+from hetplan.specs.nodes import nodes_from_text
 
 CLUSTER = """hetplan: cluster/v1
 name: c
@@ -26,17 +28,32 @@ def write(path, text):
     return path
 
 
-def test_hash_of_a_file_alone_is_its_sha256(tmp_path):
-    path = write(tmp_path / "c.yaml", CLUSTER % "")
-    cluster, source = load_cluster(path)
-    assert cluster.num_devices == 16
-    assert (source.name, source.sha256) == (str(path), hashlib.sha256(path.read_bytes()).hexdigest())
+SAID = """["m","hetplan","workload/v1","seq_len",["s","8"],"precision","fp16","x",["l",["s","true"],"8",["m"]]]"""
 
 
-def test_line_ends_do_not_change_the_hash(tmp_path):
-    unix = write(tmp_path / "unix.yaml", CLUSTER % "")
-    windows = write(tmp_path / "windows.yaml", (CLUSTER % "").replace("\n", "\r\n"))
-    assert load_cluster(unix)[1].sha256 == load_cluster(windows)[1].sha256
+def test_a_hash_is_of_what_a_file_says():
+    text = "# a comment\nhetplan: workload/v1\nseq_len:   8 # eight\n\nprecision: 'fp16'\nx: [true, \"8\", {}]\n"
+    block = "hetplan: workload/v1\nseq_len: 8\nprecision: fp16\nx:\n  - true\n  - '8'\n  - {}\n"
+    expected = hashlib.sha256(SAID.encode()).hexdigest()
+    assert {content_sha256(nodes_from_text(one, "x.yaml")) for one in (text, block)} == {expected}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "is_same"),
+    [
+        ("\n", "\r\n", True),
+        ("name: c\n", "# a remark\nname:   'c'   # another\n\n", True),
+        ("{device: V100-SXM2-32GB, nodes: 1,", "{device: V100-SXM2-32GB,\n    nodes: 1, ", True),
+        ("devices_per_node: 8", "devices_per_node: 4", False),
+        ("30 us", "31 us", False),
+        ("name: c", "name: d", False),
+    ],
+)
+def test_only_what_a_cluster_file_says_changes_its_hash(tmp_path, old, new, is_same):
+    plain = write(tmp_path / "plain.yaml", CLUSTER % "")
+    changed = write(tmp_path / "changed.yaml", (CLUSTER % "").replace(old, new))
+    assert changed.read_bytes() != plain.read_bytes()
+    assert (load_cluster(plain)[1].sha256 == load_cluster(changed)[1].sha256) == is_same
 
 
 def test_hash_of_a_cluster_changes_with_its_table_of_pairs(tmp_path):
@@ -44,15 +61,16 @@ def test_hash_of_a_cluster_changes_with_its_table_of_pairs(tmp_path):
     table = write(tmp_path / "p.csv", PAIRS)
     cluster, before = load_cluster(path)
     assert cluster.networks[0].pairs["west", "east"].latency_s == pytest.approx(0.012)
-    digests = [hashlib.sha256(file.read_bytes()).hexdigest() for file in (path, table)]
+    digests = [content_sha256(nodes_from_text(path.read_text(), "c")), hashlib.sha256(table.read_bytes()).hexdigest()]
     assert before.sha256 == hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
     write(table, PAIRS.replace("12 ms", "13 ms"))
     assert load_cluster(path)[1].sha256 != before.sha256
 
 
 def test_a_mention_of_pairs_in_a_comment_names_no_table(tmp_path):
+    plain = write(tmp_path / "plain.yaml", CLUSTER % "")
     path = write(tmp_path / "c.yaml", (CLUSTER % "") + "# pairs: none\n")
-    assert load_cluster(path)[1].sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert load_cluster(path)[1].sha256 == load_cluster(plain)[1].sha256
 
 
 def test_unknown_device_in_a_cluster_is_located(tmp_path):
@@ -99,7 +117,7 @@ def test_bare_config_is_a_model(tmp_path):
     path = write(tmp_path / "config.json", CONFIG)
     model, source = load_model(path)
     assert len(model.chain) == 4
-    assert source.sha256 == hashlib.sha256(path.read_bytes()).hexdigest()
+    assert source.sha256 == content_sha256(nodes_from_text(CONFIG, "c"))
 
 
 def test_hash_of_a_model_file_changes_with_the_configuration_it_names(tmp_path):
@@ -114,7 +132,7 @@ def test_hash_of_a_model_file_changes_with_the_configuration_it_names(tmp_path):
 
 def test_hash_of_a_model_file_covers_the_catalog_entry_it_names(tmp_path):
     path = write(tmp_path / "m.yaml", MODEL % "llama-3.1-8b")
-    digests = [hashlib.sha256(path.read_bytes()).hexdigest(), load_model("llama-3.1-8b")[1].sha256]
+    digests = [content_sha256(nodes_from_text(path.read_text(), "m")), load_model("llama-3.1-8b")[1].sha256]
     expected = hashlib.sha256("".join(f"{digest}\n" for digest in digests).encode()).hexdigest()
     assert load_model(path)[1].sha256 == expected
 
@@ -129,7 +147,7 @@ def test_calibration_file_is_loaded_with_its_hash(tmp_path):
     path = write(tmp_path / "k.yaml", text)
     calibration, source = load_calibration(path)
     assert calibration.device("T4").gemm_peak_fraction == 0.5
-    assert source.sha256 == hashlib.sha256(text.encode()).hexdigest()
+    assert source.sha256 == content_sha256(nodes_from_text(text, "k"))
 
 
 def test_names_in_a_calibration_that_nothing_answers_to_are_said_with_their_place(tmp_path):
