@@ -101,16 +101,8 @@ def load_calibration(path: str | Path) -> tuple[Calibration, Source]:
         SpecError: the file cannot be read or is no valid calibration.
         UsageError: none of this name ships with hetplan.
     """
-<<<<<<< HEAD
-    file = Path(path)
-    if not is_path(str(path)) and not file.is_file():
-        file = _calibration_file(str(path))
-    data, text = _read(file)
-    return calibration_from_text(text, str(path)), _source(str(path), [_digest(data, str(path))])
-=======
     data, text = _read(_calibration_path(path))
-    return calibration_from_text(text, str(path)), _source(str(path), data)
->>>>>>> 435529a1a0933859ffc41799e97de43524a319bc
+    return calibration_from_text(text, str(path)), _source(str(path), [_digest(data, str(path))])
 
 
 def calibration_text_of(path: str | Path) -> str:
