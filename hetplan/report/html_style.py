@@ -46,7 +46,7 @@ figure+p,figure+ul{margin-top:14px}
 .fw{--c:#a9b7c9}.bw{--c:#5a6f8c}.ig{--c:#5a6f8c}.wg{--c:#35445a}
 .tp{--c:#d9a62e}.cp{--c:#a4b86a}.ep{--c:#6b9a4b}.pp{--c:#2a9d9f}
 .bu{--c:var(--free)}.dp{--c:#df7357}.op{--c:#8d5fd3}
-.m0{--c:#23518c}.m1{--c:#5487bf}.m2{--c:#a3c4e5}.m3{--c:#eba23f}.m4{--c:#dd6a4b}.m5{--c:#8f969f}.m6{--c:#bcc2c9}
+.m0{--c:#23518c}.m1{--c:#5487bf}.m2{--c:#a3c4e5}.m3{--c:#eba23f}.m4{--c:#dd6a4b}.m5{--c:#8f969f}.m6{--c:#bcc2c9}.m7{--c:#f3c987}.limit{--c:var(--bad)}
 .free{--c:var(--free)}
 svg{display:block;width:100%}
 svg rect,svg path,svg g{fill:var(--c)}

@@ -23,7 +23,7 @@ MEMORY_CLASSES: Mapping[str, str] = {
     "logits_bytes": "m4",
     "buffers_bytes": "m5",
     "reserve_bytes": "m6",
-    "scores_bytes": "m3",
+    "scores_bytes": "m7",
 }
 PART_CLASSES: Mapping[str, str] = {
     "compute_s": "bw",
@@ -66,6 +66,7 @@ def _memory_row(row: StageRow, cluster: Cluster, widest: float, *, spelled: bool
         "svg",
         tag("rect", class_="free", width=_share(use.capacity_bytes, widest), height="100%"),
         *_memory_parts(use, key, widest),
+        tag("rect", class_="limit", x=_share(use.capacity_bytes, widest), width="2", height="100%") if over else "",
         role="img",
         aria_label=f"memory of stage {row.name}",
     )
