@@ -154,8 +154,8 @@ def test_capacities_are_those_of_the_part(name, wrong, right):
 
 
 def test_a100_capacity_is_in_gib_not_bytes():
-    # calculon systems/a100_80e.json says 80e9 GiB
-    assert find_device("A100-SXM4-80GB").usable_memory_bytes == 81920 * 2**20
+    # calculon systems/a100_80e.json says 80e9 GiB; PyTorch prints a total capacity of 79.15 to 79.25 GiB
+    assert 79.1 * GIB < find_device("A100-SXM4-80GB").usable_memory_bytes < 80 * GIB
 
 
 def test_memory_bandwidth_of_a100_40_is_not_that_of_the_80_gb_card():
@@ -164,8 +164,8 @@ def test_memory_bandwidth_of_a100_40_is_not_that_of_the_80_gb_card():
 
 
 def test_h100_memory_is_not_that_of_its_host():
-    # the SkyPilot catalog lists 204800 MiB for one provider's H100
-    assert find_device("H100-SXM5-80GB").usable_memory_bytes == 81559 * 2**20
+    # the SkyPilot catalog lists 204800 MiB for one provider's H100; the driver reports 81559 MiB
+    assert 79 * GIB < find_device("H100-SXM5-80GB").usable_memory_bytes < 81559 * 2**20
 
 
 def test_bf16_is_half_of_fp16_on_mi100_and_absent_before_ampere():
@@ -251,3 +251,9 @@ def test_every_device_can_be_changed_in_a_cluster_file(name):
     )
     device = cluster_from_text(text, "x.yaml", find_device).group("g").device
     assert (device.tdp_w, device.peak_flop_per_s) == (123, find_device(name).peak_flop_per_s)
+
+
+def test_no_card_offers_all_of_its_memory():
+    for name in device_names():
+        card = find_device(name)
+        assert card.usable_memory_bytes < card.memory_bytes, name
