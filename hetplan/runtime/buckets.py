@@ -202,8 +202,13 @@ class Optimizer:
 
     def square_norm(self) -> float:
         """Return this rank's share of the squared norm of the global gradient."""
-        shares = [bucket.reduced.to(torch.float64).square().sum() for bucket in self.buckets if bucket.counts]
-        return float(torch.stack(shares).sum()) if shares else 0.0
+        wide = [torch.promote_types(bucket.reduced.dtype, torch.float32) for bucket in self.buckets]
+        shares = [
+            torch.linalg.vector_norm(bucket.reduced, dtype=dtype)
+            for bucket, dtype in zip(self.buckets, wide, strict=True)
+            if bucket.counts
+        ]
+        return float(torch.stack(shares).to(torch.float64).square().sum()) if shares else 0.0
 
     def step(self, learning_rate: float, scale: float) -> None:
         """Update the masters by the reduced gradients times `scale`."""

@@ -103,7 +103,7 @@ def stages(cut: str, *, total: int, tp: str = "", recompute: str = "", **fields:
 
 
 def replica(
-    model: str, cut: str, *, mb: int = 1, count: int = 4, copies: int = 1, vpp: int = 1, **words: Any
+    model: str, cut: str, *, mb: int = 1, count: int = 3, copies: int = 1, vpp: int = 1, **words: Any
 ) -> Replica:
     """A replica of a small model."""
     total = sum(layer.kind == "decoder" for layer in model_of(model).chain)

@@ -40,6 +40,7 @@ class Outcome:
     """(name, box, flat range within the box, values) of every rank."""
     parameters: list[tuple[str, Any, torch.Tensor]] = field(default_factory=list)
     """(name, box, values) of every rank after the steps."""
+    num_steps: int = NUM_STEPS
     losses: list[list[float]] = field(default_factory=list)
     norms: list[list[float]] = field(default_factory=list)
 
@@ -78,7 +79,7 @@ def _reduced(bucket: Bucket) -> Iterator[tuple[str, Any, tuple[int, int], torch.
             yield place.piece.name, place.piece.box, (low - place.first, high - place.first), part
 
 
-def _train(case: Case, groups: Groups) -> Outcome | None:
+def _train(case: Case, groups: Groups, num_steps: int) -> Outcome | None:
     model, task = model_of(case.model), task_of(case)
     groups.make(required_groups(model, task))
     if groups.rank >= len(task.seats):
@@ -95,7 +96,7 @@ def _train(case: Case, groups: Groups) -> Outcome | None:
     for bucket in executor.buckets:
         outcome.gradients += _reduced(bucket)
     executor._pipeline.finish()
-    results = [executor.step(samples(step), LEARNING_RATE) for step in range(NUM_STEPS)]
+    results = [executor.step(samples(step), LEARNING_RATE) for step in range(num_steps)]
     for bucket in executor.buckets:
         bucket.fetch()
     outcome.parameters = [
@@ -113,10 +114,10 @@ def _serve(rank: int, store_path: str, pipe: Connection) -> None:
     dist.init_process_group("gloo", store=store, rank=rank, world_size=NUM_RANKS)
     groups = Groups(rank, timeout_s=60)
     while (order := pipe.recv()) is not None:
-        case, planted = order
+        case, planted, num_steps = order
         try:
             with PLANTED[planted]() if planted else _nothing():
-                pipe.send(_train(case, groups))
+                pipe.send(_train(case, groups, num_steps))
         except Exception:  # noqa: BLE001 - the parent shows it
             pipe.send(traceback.format_exc())
     dist.destroy_process_group()
@@ -145,11 +146,11 @@ class Pool:
             self._pipes.append(mine)
             self._processes.append(process)
 
-    def run(self, case: Case, planted: str | None = None) -> Outcome:
+    def run(self, case: Case, planted: str | None = None, num_steps: int = NUM_STEPS) -> Outcome:
         """Train a case on the ranks of its layout and return what all of them found."""
         for pipe in self._pipes:
-            pipe.send((case, planted))
-        whole = Outcome()
+            pipe.send((case, planted, num_steps))
+        whole = Outcome(num_steps=num_steps)
         answers = [pipe.recv() if pipe.poll(120) else "no answer" for pipe in self._pipes]
         for answer in answers:
             if isinstance(answer, str):

@@ -23,7 +23,8 @@ class Single:
     """Gradients of the first step, and what follows."""
 
     gradients: dict[str, torch.Tensor] = field(default_factory=dict)
-    parameters: dict[str, torch.Tensor] = field(default_factory=dict)
+    parameters: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    """After each step."""
     losses: list[float] = field(default_factory=list)
     norms: list[float] = field(default_factory=list)
 
@@ -64,7 +65,7 @@ def single(model_name: str, num_samples: int, seq_len: int, precision: str, clip
         adam.zero_grad()
         found.losses.append(loss.item())
         found.norms.append(norm.item())
-    found.parameters = {name: p.detach().clone() for name, p in shared.items()}
+        found.parameters.append({name: p.detach().clone() for name, p in shared.items()})
     return found
 
 
@@ -105,9 +106,13 @@ def difference(outcome: Outcome, one: Single) -> Difference:
     for name, box, values in outcome.parameters:
         if name in null:
             continue
-        whole = one.parameters[name]
+        whole = one.parameters[outcome.num_steps - 1][name]
         where = tuple(slice(*side) for side in box)
         parameter = max(parameter, float((whole[where] - values).norm() / whole.norm()))
-    loss = max(abs(a - b) / abs(b) for row in outcome.losses for a, b in zip(row, one.losses, strict=True))
-    norm = max(abs(a - b) / abs(b) for row in outcome.norms for a, b in zip(row, one.norms, strict=True))
+    loss = max(
+        abs(a - b) / abs(b) for row in outcome.losses for a, b in zip(row, one.losses[: outcome.num_steps], strict=True)
+    )
+    norm = max(
+        abs(a - b) / abs(b) for row in outcome.norms for a, b in zip(row, one.norms[: outcome.num_steps], strict=True)
+    )
     return Difference(gradient=gradient, parameter=parameter, loss=loss, norm=norm, worst=worst)
