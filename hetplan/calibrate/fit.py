@@ -70,6 +70,8 @@ class Effort:
     """The slopes are taken anew before each but the first."""
     most_steps: int = 8
     """Of one descent."""
+    freedom: float = 1.0
+    """Factor on the prior's widths: how far constants may go from where they start."""
 
 
 class Predictions:
@@ -121,7 +123,7 @@ def fit(
 ) -> Fitted:
     """Return the constants that explain `observations`, starting from (and drawn to) `start`."""
     entries = blocks(devices)
-    problem = _Problem(tuple(observations), entries, start, predictions)
+    problem = _Problem(tuple(observations), entries, start, predictions, effort.freedom)
     slopes = problem.slopes(np.zeros(len(entries)))
     x, errors = problem.start, problem.errors(problem.start)
     told = np.any(slopes != 0.0, axis=0)
@@ -133,7 +135,7 @@ def fit(
     if not told.all():
         x = np.where(told, x, problem.start)
         errors = problem.errors(x)
-    curvature = np.concatenate([slopes / NOISE, np.diag(1.0 / widths(entries))])
+    curvature = np.concatenate([slopes / NOISE, np.diag(1.0 / (effort.freedom * widths(entries)))])
     spread = np.sqrt(np.diag(np.linalg.pinv(curvature.T @ curvature)))
     return Fitted(entries=entries, offsets=x, spread=spread, errors=errors)
 
@@ -142,11 +144,16 @@ class _Problem:
     """Residuals, slopes and steps of one fit."""
 
     def __init__(
-        self, observations: tuple[Observation, ...], entries: Entries, start: Floats, predictions: Predictions
+        self,
+        observations: tuple[Observation, ...],
+        entries: Entries,
+        start: Floats,
+        predictions: Predictions,
+        freedom: float = 1.0,
     ) -> None:
         self._observations = observations
         self._entries = entries
-        self._widths = widths(entries)
+        self._widths = freedom * widths(entries)
         self._low, self._high = limits(observations[0].setup.cluster, entries)
         self.start = np.clip(start, self._low, self._high)
         self._predictions = predictions

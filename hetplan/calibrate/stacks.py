@@ -22,6 +22,9 @@ Devices = tuple[str, ...]
 ANY: Devices = ("any",)
 ROUGH = Effort(descents=1, most_steps=6)
 """For the general levels, which later ones refine."""
+STACK = Effort(freedom=0.6)
+RELEASE = Effort(freedom=0.25)
+"""Stacks differ less from their device's constants than devices differ, releases less again."""
 ROWS_OF_A_STACK = 8
 """Rows of one stack that general levels look at: enough to say how it differs, and no stack drowns the others."""
 
@@ -67,11 +70,11 @@ def fit_stacks(
         by_device[devices] = fit(few_of_each(of_device), devices, start, known, ROUGH)
         for name in sorted({row.setup.run.stack for row in of_device}) if particular else ():
             rows = [row for row in of_device if row.setup.run.stack == name]
-            own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known)
+            own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known, STACK)
             releases = sorted({row.setup.run.release for row in rows})
             for release in releases if len(releases) > 1 else ():
                 of_release = [row for row in rows if row.setup.run.release == release]
-                by_release[name, release, devices] = fit(of_release, devices, own.offsets, known)
+                by_release[name, release, devices] = fit(of_release, devices, own.offsets, known, RELEASE)
     return Stacks(everywhere=everywhere, by_device=by_device, by_stack=by_stack, by_release=by_release)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 from hetplan.plan.records import Estimate, Proof
 from hetplan.report.estimates import memory_parts, time_parts
+from hetplan.report.searches import closer_than_error
 from hetplan.search.records import Alternative, Candidate, SearchResult
 from hetplan.simulate.records import Timeline
 
@@ -71,7 +72,10 @@ def search_document(result: SearchResult, plan: Mapping[str, Any]) -> Document:
         "space": result.space,
         "comparison": [_alternative(other) for other in result.alternatives],
         "hetero_efficiency": result.hetero_efficiency,
-        "runners_up": [_candidate(other) for other in result.runners_up],
+        "runners_up": [
+            _candidate(other) | {"closer_than_error": closer_than_error(result.best, other)}
+            for other in result.runners_up
+        ],
         "dropped": dict(result.dropped),
     }
     return document

@@ -62,7 +62,22 @@ def _speed_cells(estimate: Estimate, best: Estimate) -> tuple[str, str, str, str
 
 def runner_up_notes(best: Candidate, others: Sequence[Candidate]) -> list[str]:
     """Return one sentence for each runner-up: what it is and why it lost."""
-    return [f"{layout_words(other.layout)}: {why_lost(best.estimate, other.estimate)}" for other in others]
+    return [
+        f"{layout_words(other.layout)}: {why_lost(best.estimate, other.estimate)}{_close_words(best, other)}"
+        for other in others
+    ]
+
+
+def closer_than_error(best: Candidate, other: Candidate) -> bool | None:
+    """Return whether two plans' step times differ by less than the calibration errs; None where it states no error."""
+    error = best.estimate.relative_error
+    return None if error is None else abs(other.estimate.step_s / best.estimate.step_s - 1.0) < error
+
+
+def _close_words(best: Candidate, other: Candidate) -> str:
+    if not closer_than_error(best, other):
+        return ""
+    return f" (closer than the calibration can tell, +- {percent(best.estimate.relative_error or 0.0)})"
 
 
 def layout_words(layout: Layout) -> str:

@@ -18,7 +18,7 @@ from hetplan.report.estimates import memory_table, time_table
 from hetplan.report.gantt import Bar, Row, gantt
 from hetplan.report.layouts import layout_table, replica_text, shape_name
 from hetplan.report.nodes import node_names, nodes_of
-from hetplan.report.searches import comparison_table, layout_words, search_text
+from hetplan.report.searches import comparison_table, layout_words, runner_up_notes, search_text
 from hetplan.report.tables import bar, percent, table
 
 
@@ -155,6 +155,18 @@ def test_every_key_of_a_document_is_described_in_the_readme() -> None:
     described = set(re.findall(r"`(\w+)`", table_of_keys))
     document = search_document(RESULT, {})
     assert document.keys() | document["stages"][0].keys() | document["time_parts_s"].keys() <= described
+
+
+def test_plans_closer_than_the_calibration_errs_are_called_so() -> None:
+    best = replace(RESULT.best, estimate=replace(RESULT.best.estimate, relative_error=0.05))
+    near, far = (replace(best, estimate=replace(best.estimate, step_s=best.estimate.step_s * x)) for x in (1.03, 1.2))
+    close, distant = runner_up_notes(best, [near, far])
+    assert close.endswith("(closer than the calibration can tell, +- 5.0 %)")
+    assert "closer than" not in distant
+    unsure = search_document(replace(RESULT, best=best, runners_up=(near, far)), {})["runners_up"]
+    assert [other["closer_than_error"] for other in unsure] == [True, False]
+    sure = search_document(replace(RESULT, runners_up=(near,)), {})["runners_up"]
+    assert sure[0]["closer_than_error"] is None
 
 
 def test_another_objective_has_no_bound_in_seconds() -> None:
