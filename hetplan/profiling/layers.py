@@ -1,8 +1,9 @@
 """Whole layers of the planned model: forward and backward of the executor's own layers, at each microbatch and tp.
 
 Decoders are timed a few in a row, as a stage runs them, and the time divided: what one leaves in the caches the next
-one finds. With tp the ranks of neighbouring devices of one kind form groups and all groups work at once; the figures
-hold their collectives. A rank that is slowed to a share `speed` of its core sleeps after each pass until
+one finds. With tp the ranks of neighbouring devices of one kind form groups, and all groups of a kind work at once,
+one kind after the other; the figures hold their collectives. A rank that is slowed to a share `speed` of its core
+sleeps after each pass until
 
     processor time / speed + time in collectives
 
@@ -32,7 +33,7 @@ from hetplan.specs.model import Loss, Model
 
 IN_A_ROW = 4
 QUICK_IN_A_ROW = 2
-LONGEST_S, QUICK_LONGEST_S = 20.0, 3.0
+LONGEST_S, QUICK_LONGEST_S = 20.0, 6.0
 """Assumed: repetitions of one case may take so long; larger microbatches of the layer are then left out."""
 FEWEST, MOST = 7, 60
 
@@ -75,10 +76,12 @@ class LayerBench:
         groups = [self._ranks.group(one) if case.tp > 1 else None for one in sets]
         if not self._fits(case):
             return ()
-        mine = next((i for i, one in enumerate(sets) if self._ranks.place.rank in one), None)
-        self._ranks.meet()
         figure, once_s = None, 0.0
-        if mine is not None:
+        mine = next((i for i, one in enumerate(sets) if self._ranks.place.rank in one), None)
+        for kind in dict.fromkeys(self._kinds[one[0]] for one in sets) if case.tp > 1 else (None,):
+            self._ranks.meet()
+            if mine is None or kind not in (None, self._kinds[sets[mine][0]]):
+                continue
             rank = sets[mine].index(self._ranks.place.rank)
             axis = Axis(degree=case.tp, rank=rank, group=groups[mine]) if case.tp > 1 else Axis()
             figure = self._measure(case, Mesh(tp=axis, sequence_parallel=self._wish.sequence_parallel))

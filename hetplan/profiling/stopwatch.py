@@ -94,7 +94,10 @@ class Stopwatch:
             return self._one_wall(work)
         start_s = time.thread_time()
         work()
-        return (time.thread_time() - start_s) / self.speed
+        taken_s = time.thread_time() - start_s
+        if self.speed < 1.0:
+            time.sleep(taken_s * (1.0 / self.speed - 1.0))
+        return taken_s / self.speed
 
     def _one_wall(self, work: Work) -> float:
         start_s = time.perf_counter()

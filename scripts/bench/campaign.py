@@ -73,8 +73,8 @@ LAYOUTS = {
         "fast:8 m1x6 | fast:8 m1x6",
         "fast:8 m2x3 | fast:8 m1x4 | mid:8 m2x1",
         "fast:5 mid:3 m1x8 | fast:8 m2x2",
-        "fast/2:8 m1x12",
-        "fast/2:6 mid:2 m1x12",
+        "fast/2:8 m4x3",
+        "fast/2:6 mid:2 m2x6",
     ),
     "two-sites": (
         "west:8 m1x12",
@@ -86,8 +86,8 @@ LAYOUTS = {
         "west:3 west:3 east:2 m2x6",
         "west:8 m1x4 | west:8 m1x4 | east:8 m1x4",
         "west:5 east:3 m1x7 | west:8 m1x5",
-        "west/2:8 m1x12",
-        "west/2:6 east:2 m1x12",
+        "west/2:8 m4x3",
+        "west/2:6 east:2 m2x6",
     ),
     "two-islands": (
         "near:8 m1x12",
@@ -99,8 +99,8 @@ LAYOUTS = {
         "near:8 m1x6 | near:8 m1x6",
         "near:8 m1x5 | near:8 m1x5 | far:4 far:4 m1x2",
         "near:6 far:2 m1x6 | near:6 far:2 m1x6",
-        "near/2:8 m1x12",
-        "near/2:6 far:1 far:1 m1x12",
+        "near/2:8 m4x3",
+        "near/2:6 far:1 far:1 m2x6",
     ),
 }
 """A row is `group:decoders ... mMICROBATCHxCOUNT`, decoders in eighths of the model's; `/2` after a group is its tp,

@@ -1,9 +1,8 @@
-"""CPU control groups: a quota for each group's devices, and precedence over whatever else the machine does.
+"""CPU control groups for `throttle: quota`.
 
-With `throttle: quota` each rank may use `speed` of a core in every period of 10 ms (shorter ones under-deliver where
-the scheduler's tick is 4 ms). With pacing there is no quota. In both cases, where this process may make control groups,
-ranks get high shares, so that other work cannot eat what they are due. Groups are named after this process and removed
-at the end; those of a process that is gone are removed by the next.
+Each rank may use `speed` of a core in every period of 10 ms (shorter ones under-deliver where the scheduler's tick is
+4 ms), and has high shares, so that other work cannot eat what it is due. Groups are named after this process and
+removed at the end; those of a process that is gone are removed by the next.
 """
 
 from __future__ import annotations
@@ -48,16 +47,13 @@ class Quotas:
             place.mkdir()
             self._groups[number] = place
             quota_us = int(group.speed * PERIOD_US)
-            throttled = self._bed.throttle == "quota"
             if self._version == 1:
                 (place / "cpu.shares").write_text(str(SHARES))
                 (place / "cpu.cfs_period_us").write_text(str(PERIOD_US))
-                if throttled:
-                    (place / "cpu.cfs_quota_us").write_text(str(quota_us))
+                (place / "cpu.cfs_quota_us").write_text(str(quota_us))
             else:
                 (place / "cpu.weight").write_text(str(WEIGHT))
-                if throttled:
-                    (place / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
+                (place / "cpu.max").write_text(f"{quota_us} {PERIOD_US}")
 
     def join(self, rank: int) -> None:
         """Put this process into a rank's control group (called in the child, before it starts its program)."""

@@ -30,7 +30,7 @@ from hetplan.runtime.groups import Groups
 from hetplan.runtime.ranks import Seat, Task
 from hetplan.specs.model import Loss
 
-WARM_UP = 2
+WARM_UP = 1
 
 
 def seats_of(layout: Layout, rank_of: Mapping[tuple[str, int], tuple[int, str]]) -> tuple[Seat, ...]:

@@ -17,6 +17,7 @@ import select
 import struct
 import sys
 import time
+from contextlib import suppress
 
 _LIBC = ctypes.CDLL(None, use_errno=True)
 _CLONE_NEWNET = 0x40000000
@@ -80,6 +81,8 @@ def main(words: list[str]) -> None:
     first, second = (open_tap(int(pid)) for pid in words[:2])
     rate, delay_s = float(words[2]), float(words[3])
     directions = {first: Direction(first, second, rate, delay_s), second: Direction(second, first, rate, delay_s)}
+    with suppress(OSError, AttributeError):
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(2))
     print("ready", flush=True)
     while True:
         due = [at for direction in directions.values() if (at := direction.due_s()) is not None]
