@@ -1,6 +1,10 @@
-"""How many stage options a second the cost model prices, for a chain of 96 equal decoder layers, embedding and head.
+"""How much the cost model prices in a second of one core, for a chain of 96 equal decoder layers, embedding and head.
 
-python scripts/bench/costs.py
+    python scripts/bench/costs.py
+
+*layouts, closed form*: whole layouts (tp, pp, microbatch, recompute, group, number of microbatches), layer costs of
+every option included: `sum of the stages + (m - 1) x slowest stage` with the stages' passes summed over even cuts.
+Seconds are CPU seconds, which a busy machine changes less than wall time.
 """
 
 from __future__ import annotations
@@ -8,7 +12,9 @@ from __future__ import annotations
 import itertools
 import time
 
-from hetplan.costs.prices import price
+import numpy as np
+
+from hetplan.costs.prices import Prices, price
 from hetplan.costs.records import ShardDegrees, StageOption
 from hetplan.specs.cluster import Cluster, Device, Group, Network
 from hetplan.specs.model import Activation, Attention, Layer, Linear, Loss, Model, Module, Norm, Table
@@ -26,20 +32,39 @@ def main() -> None:
     prices = price(_cluster(), _gpt(), Workload(seq_len=2048, global_batch=4096, precision="fp16"))
     prices.table(options)
     rounds = 10
-    start = time.perf_counter()
+    start = time.process_time()
     for _ in range(rounds):
         prices.table(options)
-    elapsed = time.perf_counter() - start
+    elapsed = time.process_time() - start
     print(f"table: {rounds * len(options) / elapsed:,.0f} options/s ({len(options)} options, 98 layers)")
     some = options[:200]
-    start = time.perf_counter()
+    start = time.process_time()
     for option in some:
         prices.layers(option)
-    print(f"layers, one by one: {len(some) / (time.perf_counter() - start):,.0f} options/s")
-    start = time.perf_counter()
+    print(f"layers, one by one: {len(some) / (time.process_time() - start):,.0f} options/s")
+    start = time.process_time()
     for option in some:
         prices.memory_matrices(option, "optimizer", ShardDegrees(dense=8))
-    print(f"memory matrices: {len(some) / (time.perf_counter() - start):,.0f} options/s")
+    print(f"memory matrices: {len(some) / (time.process_time() - start):,.0f} options/s")
+    start = time.process_time()
+    count = closed_forms(price(_cluster(), _gpt(), prices.workload), options)
+    print(f"layouts, closed form: {count / (time.process_time() - start):,.0f} layouts/s ({count} layouts)")
+
+
+def closed_forms(prices: Prices, options: list[StageOption]) -> int:
+    """Return how many layouts were priced: every option at every depth and number of microbatches."""
+    costs = prices.table(options)
+    seconds_ol = costs.forward_total_s + costs.backward_total_s
+    before_ol = np.concatenate([np.zeros((len(options), 1)), np.cumsum(seconds_ol, axis=1)], axis=1)
+    num_microbatches_m = np.array([2.0**k for k in range(11)])
+    count = 0
+    for pp in (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 96):
+        cuts = np.linspace(1, seconds_ol.shape[1] - 1, pp + 1).astype(int)
+        cuts[0], cuts[-1] = 0, seconds_ol.shape[1]
+        stage_s_os = np.diff(before_ol[:, cuts], axis=1)
+        step_s_om = stage_s_os.sum(axis=1)[:, None] + (num_microbatches_m - 1) * stage_s_os.max(axis=1)[:, None]
+        count += step_s_om.size
+    return count
 
 
 def _cluster() -> Cluster:
