@@ -8,13 +8,37 @@ can be, with no more members than there must be, so A is never too much.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import Floats, Holders
-from hetplan.plan.stages import whole_params
+from hetplan.plan.stages import tied_tables, whole_params
 from hetplan.search.problem import Mesh, Problem, Tables
 from hetplan.specs.workload import Sharding
+
+Ints = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Units:
+    """A of a unit of layers, for each mesh."""
+
+    first_m: Floats
+    """On the first stage, which holds a front part of the chain."""
+    each_m: Floats
+    """On any stage, layers without parameters left out."""
+
+
+def _least_ratio(seconds: Floats, weight: Floats) -> float:
+    return max(0.0, float(np.min(seconds / np.maximum(weight, 1e-12), initial=np.inf))) if len(weight) else 0.0
+
+
+def bare_weight(problem: Problem, tables: Tables) -> float:
+    """Return the weight of the layers without parameters: nothing follows them."""
+    return float(tables.weight_l[whole_params(problem.prices)[0] <= 0].sum())
 
 
 class Ending:
@@ -31,27 +55,68 @@ class Ending:
         self._dense_l = whole_params(problem.prices)[0]
         self._hidden = problem.prices.calibration.overlap.gradients
         self._paces: dict[int, tuple[float, float, float]] = {}
+        self._ties: dict[tuple[Mesh, Mesh], float] = {}
 
-    def units(self, tables: Tables) -> Floats:
+    def units(self, tables: Tables) -> Units:
         """Return A of a unit of layers for each mesh."""
         usable = [m for m in range(len(self._problem.meshes)) if tables.usable_m[m]]
-        result = np.zeros(len(self._problem.meshes))
-        result[usable] = [self._unit(tables, m) for m in usable]
-        return result
+        first_m, each_m = np.zeros(len(self._problem.meshes)), np.zeros(len(self._problem.meshes))
+        for m in usable:
+            seconds_l = self.of_layers(tables, m)
+            first_m[m] = _least_ratio(np.cumsum(seconds_l), np.cumsum(tables.weight_l))
+            held = self._dense_l > 0
+            each_m[m] = _least_ratio(seconds_l[held], tables.weight_l[held])
+        return Units(first_m=first_m, each_m=each_m)
 
-    def _unit(self, tables: Tables, m: int) -> float:
+    def of_layers(self, tables: Tables, m: int) -> Floats:
+        """Return seconds of each layer whose sum over a stage is at most its A, (layers,); some may be negative."""
         reduce_s, gather_s, optimizer_s = self._pace(m)
-        reduced_l = self._dense_l * reduce_s
-        if reduce_s:
-            reduced_l = reduced_l - self._hidden * tables.backward_mrl[m].min(axis=0)
-        seconds_l = reduced_l + self._dense_l * (gather_s + optimizer_s)
-        return max(0.0, float(np.min(seconds_l / np.maximum(tables.weight_l, 1e-12))))
+        seconds_l = self._dense_l * (reduce_s + gather_s + optimizer_s)
+        return seconds_l - self._hidden * tables.backward_mrl[m].min(axis=0) if reduce_s else seconds_l
 
     def of_stage(self, m: int, span: tuple[int, int], backward_s: float) -> float:
         """Return A of a stage that holds layers `span` and whose backward pass takes `backward_s`."""
         reduce_s, gather_s, optimizer_s = self._pace(m)
         params = float(self._dense_l[span[0] : span[1]].sum())
         return max(0.0, params * reduce_s - self._hidden * backward_s) + params * (gather_s + optimizer_s)
+
+    def of_stages(self, mesh_p: Ints, params: Floats, backward_s: Floats) -> Floats:
+        """Return A of stages on meshes `mesh_p`, (P,), with so many parameters (before tp) each, (N, P)."""
+        reduce_s, gather_s, update_s = np.array([self._pace(m) for m in mesh_p.tolist()]).T
+        reduced_s = np.maximum(0.0, params * reduce_s - self._hidden * backward_s)
+        return np.asarray(reduced_s + params * (gather_s + update_s))
+
+    def tied_s(self, first: int, last: int, reduced_s: Floats, last_params: Floats) -> Floats:
+        """Return what follows on the first stage once tied tables hold both stages up.
+
+        `reduced_s`: reduction on the first stage that no backward pass hides; `last_params`: of the last stage, which
+        updates and gathers only when the tables are added up.
+        """
+        _, gather_s, update_s = self._pace(last)
+        return np.asarray(reduced_s + self.tie_s(first, last) + last_params * (gather_s + update_s))
+
+    def gather_per_param_s(self, m: int) -> float:
+        """Return seconds for each parameter (before tp) to gather and update it."""
+        _, gather_s, update_s = self._pace(m)
+        return gather_s + update_s
+
+    def reduced_s(self, m: int, params: Floats, backward_s: Floats) -> Floats:
+        """Return the reduction of so many parameters that a last backward pass of `backward_s` does not hide."""
+        return np.maximum(0.0, params * self._pace(m)[0] - self._hidden * backward_s)
+
+    def tie_s(self, first: int, last: int) -> float:
+        """Return seconds in which tied tables on the first and on the last stage are added up."""
+        key = (self._problem.meshes[first], self._problem.meshes[last])
+        if key not in self._ties:
+            prices, end = self._problem.prices, self._problem.num_layers - 1
+            pair = tuple(Holders(group=mesh.name, num_ranks=1, ranks_per_node=1, tp=mesh.tp) for mesh in key)
+            found = [
+                prices.sync(float(params), pair, "none").reduce_s
+                for table, head, params in tied_tables(prices)
+                if table == 0 and head == end
+            ]
+            self._ties[key] = sum(found)
+        return self._ties[key]
 
     def _pace(self, m: int) -> tuple[float, float, float]:
         """Return seconds for each parameter (before tp): to reduce it, to gather it, to update it."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.costs.records import Floats
+from hetplan.search.after import Units
 from hetplan.search.linear import least_makespan, pack
 from hetplan.search.patterns import Ints, Patterns, bound_lines, whole_layers_tau_s
 from hetplan.search.problem import Problem, Tables
@@ -32,12 +33,12 @@ NEW_COLUMNS = 300
 class Pool:
     """The patterns of one microbatch size under one sharding, with the lines that bound them."""
 
-    def __init__(self, tables: Tables, patterns: Patterns, after_m: Floats) -> None:
+    def __init__(self, tables: Tables, patterns: Patterns, after: tuple[Units, float] | None = None) -> None:
         self.tables = tables
         self.patterns = patterns
         floor_tau_s = whole_layers_tau_s(patterns, tables)
         self.possible = np.isfinite(floor_tau_s)
-        self._lines = bound_lines(patterns, tables, after_m, np.where(self.possible, floor_tau_s, 1e150))
+        self._lines = bound_lines(patterns, tables, after, np.where(self.possible, floor_tau_s, 1e150))
 
     def samples(self, step_s: float) -> Ints:
         """Return the most samples each pattern can take in `step_s`, (N,)."""

@@ -14,15 +14,16 @@ from itertools import product
 
 import numpy as np
 
-from hetplan.search.after import Ending
+from hetplan.search.after import Ending, bare_weight
 from hetplan.search.book import Book
 from hetplan.search.bound import BoundSearch, Pool, device_seconds_s
 from hetplan.search.columns import Column, distinct, finished, improve, make_columns
 from hetplan.search.layouts import layout_of
 from hetplan.search.mixes import choices_within, solve_mix
+from hetplan.search.pattern_fields import Field, make_field
 from hetplan.search.patterns import Patterns, enumerate_patterns
-from hetplan.search.problem import MANY_RANKS, Problem, Tables, build_tables
-from hetplan.search.shapes import MOST_VISITED, Field, ShapeSearch, make_field
+from hetplan.search.problem import MANY_RANKS, Problem, Tables, build_tables, travelling
+from hetplan.search.shapes import MOST_VISITED, ShapeSearch
 from hetplan.specs.workload import SHARDINGS, Sharding
 
 MOST_COLUMNS = 40
@@ -63,7 +64,11 @@ class PatternSearch:
         moving = ranks if sharding in ("gradients", "full") else 1
         key = (microbatch, sharding, 1 if sharding == "none" else degree, moving)
         if key not in self._tables:
-            self._tables[key] = build_tables(self.problem, *key)
+            base = self.tables(microbatch, sharding, degree) if moving > 1 else None
+            if moving == 1:
+                self._tables[key] = build_tables(self.problem, *key[:3])
+            else:
+                self._tables[key] = None if base is None else travelling(self.problem, base, moving)
         return self._tables[key]
 
     def patterns(self, microbatch: int, sharding: Sharding, ranks: int) -> Patterns:
@@ -108,9 +113,9 @@ class PatternSearch:
         """Price plans of one shape, at most so many stages of them (None: by the effort); return a value none beats."""
         self.book.enter("single shapes")
         most = int(MOST_VISITED * self.book.request.effort / 10) if most_visited is None else most_visited
-        search = ShapeSearch(self.book, self.fields(), most)
-        bound_s = search.run(self.tables)
-        self.near_best = search.columns[-NEAR_BEST:]
+        search = ShapeSearch(self.book, self.fields(), self.tables, most)
+        bound_s = search.run()
+        self.near_best = [column for _, column in sorted(search.columns, key=lambda one: one[0])[:NEAR_BEST]]
         self.num_shapes = sum(int((field.copies > 0).sum()) for field in search.fields)
         return bound_s
 
@@ -137,10 +142,9 @@ class PatternSearch:
         self.book.enter("bound of mixes")
         floor_s = device_seconds_s(self.problem, self.bound_tables())
         bound_s = self.book.best_step_s
-        num = len(self.problem.meshes)
         if not np.isfinite(bound_s):
             return floor_s
-        loosest = [Pool(t, self.patterns(t.microbatch, self.loosest, 1), np.zeros(num)) for t in self.bound_tables()]
+        loosest = [Pool(t, self.patterns(t.microbatch, self.loosest, 1)) for t in self.bound_tables()]
         step_s = BoundSearch(self.problem, loosest).least_step_s(bound_s, floor_s)
         most = max((int(pool.samples(bound_s).max(initial=0)) for pool in loosest), default=1)
         ranks = max(1, -(-self.problem.batch // max(1, most)))
@@ -165,7 +169,8 @@ class PatternSearch:
         for size in self.sizes:
             tables = self.tables(size, sharding, MANY_RANKS, 2)
             if tables is not None and tables.usable_m.any():
-                pools.append(Pool(tables, self.patterns(size, sharding, 2), ending.units(tables)))
+                after = (ending.units(tables), bare_weight(self.problem, tables))
+                pools.append(Pool(tables, self.patterns(size, sharding, 2), after))
         return BoundSearch(self.problem, pools)
 
     def mix(self, effort: float) -> None:

@@ -34,6 +34,7 @@ import numpy as np
 import numpy.typing as npt
 
 from hetplan.costs.records import Floats
+from hetplan.search.after import Units
 from hetplan.search.problem import Problem, Tables
 
 Ints = npt.NDArray[np.int64]
@@ -234,23 +235,31 @@ class Lines:
         return np.asarray(np.minimum(most, low * (1 + 1e-6)))
 
 
-def bound_lines(patterns: Patterns, tables: Tables, after_m: Floats, floor_tau_s: Floats | None = None) -> Lines:
+def bound_lines(
+    patterns: Patterns,
+    tables: Tables,
+    after: tuple[Units, float] | None = None,
+    floor_tau_s: Floats | None = None,
+) -> Lines:
     """Return the bounds above as lines in the step time.
 
-    `after_m`: A of a unit of layers on each mesh. `floor_tau_s`: seconds below which no cut brings the busiest stage.
+    `after`: A of a unit of layers, and the weight of layers without parameters (None: nothing follows pipelines).
+    `floor_tau_s`: seconds below which no cut brings the busiest stage.
     """
     beta = backward_share(tables)
-    after_s = np.append(after_m, 0.0)[patterns.mesh]
+    nothing = np.zeros(len(tables.unit_m))
+    units, bare = after or (Units(first_m=nothing, each_m=nothing), 0.0)
+    after_s = np.append(units.each_m, 0.0)[patterns.mesh]
     unit, count = with_first_stage(patterns)
     extra = np.zeros_like(unit)
-    extra[:, 0] = after_s[:, 0]
+    extra[:, 0] = units.first_m[patterns.mesh[:, 0]]
     p = patterns.stages
     first = breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=1.0)
     flow = breakpoints(unit, count, extra, (tables, floor_tau_s), work_factor=2.0)
     comm = patterns.comm_s
     finite = np.where(np.isfinite(patterns.unit_s), patterns.unit_s, 1.0)
     return Lines(
-        work=float(tables.weight_l.sum()),
+        work=float(tables.weight_l.sum()) - (bare if after_s.any() else 0.0),
         floor_tau_s=flow[0][-1],
         pace=(np.where(np.isfinite(patterns.unit_s), patterns.count, 0).astype(float), finite, after_s),
         first_at=1 - (comm + first[1]) / (beta * first[0]),

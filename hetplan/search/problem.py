@@ -8,7 +8,7 @@ Legend of array suffixes: `m` meshes, `r` recompute modes, `l` layers, `ll` span
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import product
 
 import numpy as np
@@ -104,6 +104,8 @@ class Tables:
     weight_l: Floats
     """Layers in units of `unit_m`: no mesh runs layer l faster than unit_m * weight_l."""
     fit_memo: dict[int, np.ndarray] = field(default_factory=dict)
+    most_memo: dict[int, np.ndarray] = field(default_factory=dict)
+    """Microbatches held -> most layers of a kind on a stage."""
 
     def furthest_fit(self, held: int) -> np.ndarray:
         """Return the end of the longest span from each layer that fits with `held` microbatches, (m, r, l + 1)."""
@@ -197,12 +199,43 @@ def microbatch_sizes(global_batch: int, limits: Limits) -> tuple[int, ...]:
     return tuple(sorted(powers if global_batch % 8 == 0 else powers | divisors))
 
 
+def travelling(problem: Problem, tables: Tables, ranks: int) -> Tables:
+    """Return the tables with weights (full sharding) and gradients that travel with every microbatch.
+
+    They travel among `ranks` data-parallel ranks, in the best place these can be.
+    """
+    forward, backward = tables.forward_mrl.copy(), tables.backward_mrl.copy()
+    beside = np.maximum if problem.prices.calibration.overlap.gathers else np.add
+    for m in np.flatnonzero(np.isfinite(forward).any(axis=(1, 2))).tolist():
+        gather_l, reduce_l = _travel(problem, tables.microbatch, m, ranks)
+        gather_l = gather_l if tables.sharding == "full" else np.zeros_like(gather_l)
+        forward[m] = beside(forward[m], gather_l[None, :])
+        backward[m] = beside(backward[m], (gather_l + reduce_l)[None, :])
+    total = forward + backward
+    unit_m, weight_l = _units(total.min(axis=1))
+    return replace(
+        tables,
+        forward_mrl=forward,
+        backward_mrl=backward,
+        prefix_mrl=np.concatenate([np.zeros((*total.shape[:2], 1)), np.cumsum(total, axis=2)], axis=2),
+        unit_m=unit_m,
+        weight_l=weight_l,
+    )
+
+
 def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: int, ranks: int = 1) -> Tables | None:
     """Return the cost tables of one microbatch size, or None where no mesh can run it.
 
-    `degree`: data-parallel ranks that share states, for memory (`MANY_RANKS` for bounds). `ranks`: data-parallel ranks
-    among which sharded weights or gradients travel with every microbatch, for seconds, in the best place they can be.
+    `degree`: data-parallel ranks that share states, for memory (`MANY_RANKS` for bounds). `ranks`: those among which
+    sharded weights or gradients travel, for seconds.
     """
+    tables = _resting(problem, microbatch, sharding, degree)
+    if tables is None or ranks == 1 or sharding not in ("gradients", "full"):
+        return tables
+    return travelling(problem, tables, ranks)
+
+
+def _resting(problem: Problem, microbatch: int, sharding: Sharding, degree: int) -> Tables | None:
     limits, prices = problem.limits, problem.prices
     recomputes = limits.recompute
     able = [
@@ -222,13 +255,6 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
         capacity = prices.capacity_bytes(option.group)
         base, per_flight = prices.memory_matrices(option, sharding, degrees)
         fixed[m, mode], flight[m, mode] = base / capacity, per_flight / capacity
-    if sharding in ("gradients", "full") and ranks > 1:
-        for m in able:
-            gather_l, reduce_l = _travel(problem, microbatch, m, ranks)
-            gather_l = gather_l if sharding == "full" else np.zeros_like(gather_l)
-            beside = np.maximum if prices.calibration.overlap.gathers else np.add
-            forward[m] = beside(forward[m], gather_l[None, :])
-            backward[m] = beside(backward[m], (gather_l + reduce_l)[None, :])
     total = forward + backward
     prefix = np.concatenate([np.zeros((num_m, num_r, 1)), np.cumsum(total, axis=2)], axis=2)
     near, far = _transfers(problem, microbatch, able)

@@ -1,19 +1,12 @@
-"""Plans of one replica shape, by branch and bound: the best of them, and a proof.
+"""Plans of one replica shape, by branch and bound: the best of them, and a proof over all their cuts.
 
-For a pattern with at most c copies the batch of B samples in microbatches of b needs m = ceil(B / (b c)) microbatches a
-copy, or more with fewer copies. So no such plan is faster than the bounds of `patterns` for that m, least over all cuts
-(`least_step_s`):
+Shapes are visited in the order of their relaxed bounds (`pattern_fields`). A sweep of them gets the bound of `blocks`,
+which looks at every division of the chain between blocks of stages; the few still below the best plan get a cut
+(`recut`), the exact critical path of that cut, and a price by `estimate`. No plan of one shape, whatever its cut, is
+below the least bound of the shapes not visited or not ruled out.
 
-    rate     sum_i n_i T / (m t_i + A_i) >= layers
-    first    min over tau of  W + C + (m - 1) beta tau + A
-    flow     min over tau of  2 W + C + (m - 1 - p) tau + A                         (m > p)
-    few      C + W (1 + 1 / (1 + r)),  r = (p - m + 1) / ((m - 1) beta)             (1 < m <= p)
-
-The last one: under 1F1B the last m - 1 stages hold fewer than m microbatches, hence T >= W + C + W_last; each of the
-p - m + 1 stages before them takes at most (T - W - C) / ((m - 1) beta), hence the form above, with W least for stage
-times up to (best known T) / m. Shapes are visited in the order of these bounds; each gets its best-balanced cut, the
-exact critical path of that cut, and, while that is still below the best, a price by `estimate`. When the next bound
-exceeds the best plan, the best is proved for all shapes of the space, each with its best-balanced cut.
+Copies: an entry stands for more than half of its copies and up to all of them; where fewer could still be better, an
+entry of half the copies follows.
 """
 
 from __future__ import annotations
@@ -26,107 +19,51 @@ import numpy as np
 from hetplan.costs.records import Floats
 from hetplan.plan.records import Layout
 from hetplan.search.after import Ending
+from hetplan.search.blocks import BlockBounder, Shapes
 from hetplan.search.book import Book
-from hetplan.search.columns import Column, finished, improve, make_columns, refitted
+from hetplan.search.columns import Column, column_of, finished
+from hetplan.search.cuts import best_cuts
+from hetplan.search.every_cut import EveryCut
 from hetplan.search.layouts import layout_of
-from hetplan.search.patterns import (
-    Ints,
-    Patterns,
-    backward_share,
-    breakpoints,
-    fill_work_s,
-    whole_layers_tau_s,
-    with_first_stage,
+from hetplan.search.pattern_fields import (
+    Field,
+    least_step_s,
+    least_with_half_s,
+    microbatches_each,
+    objective_rates,
 )
-from hetplan.search.problem import Mesh, Problem, Tables
-from hetplan.search.records import SearchRequest
+from hetplan.search.patterns import Ints, whole_layers_tau_s
+from hetplan.search.problem import MANY_RANKS, Mesh, Problem, Tables
+from hetplan.search.recut import Recut, even_cuts
 from hetplan.specs.workload import Sharding
 
-SWEEP = 1024
-"""Patterns that get their best cut in one go."""
+SWEEP, FIRST_SWEEP = 4096, 256
+"""Patterns bounded in one go, with and without a best plan to compare with."""
 TOLERANCE = 0.004
 """The visit ends when no bound is further below the best plan than this."""
 MOST_VISITED = 160_000
-"""Stages of all shapes visited at the default effort of 10."""
-IMPROVED_STAGES = 24
+"""Patterns visited at the default effort of 10."""
+STARTS = ((2, 384), (3, 48))
+"""Patterns of at most so many blocks looked at first, to have a plan to compare with."""
+FIRST_PRICED = 10
+WANTED_GAP = TOLERANCE
+"""Patterns whose bound is further below the best plan than this are looked at cut by cut."""
+VISITS_A_SETTLED = 5000
+MOST_SETTLED_STAGES = 16
 NEAR_BEST = 1.01
 FEWEST_PRICES = 32
 VISITS_A_PRICE = 200
-"""One layout may be priced for every so many stages that may be visited."""
+"""One layout may be priced for every so many patterns that may be visited."""
 FEW_COPIES = 16
 """Where devices cost, numbers of copies below are tried one by one, larger ones by powers of two."""
 NEXT_COPIES = 4
 """Numbers of copies below the most that are tried one by one."""
-BIG_S = 1e150
 MOST_DEGREE = 64
 """Sharing states wider than this is not told apart when cuts are made."""
 FEW_DEGREE = 8
 """States shared by up to so many are told apart one by one: whether a cut fits at all may depend on it."""
 TablesOf = Callable[[int, Sharding, int, int], Tables | None]
 """(microbatch, sharding, ranks that share memory, ranks that exchange weights) -> cost tables."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Field:
-    """All patterns of one microbatch size under one sharding, with what follows pipelines of 2^k replicas."""
-
-    sharding: Sharding
-    tables: Tables
-    """For bounds: states shared out as widely as one likes."""
-    patterns: Patterns
-    copies: Ints
-    """Most copies the devices allow, (N,)."""
-    after_km: Floats
-    """A of a unit of layers by (log2 of the replicas, mesh)."""
-
-
-def make_field(problem: Problem, tables: Tables, patterns: Patterns, most_copies: int) -> Field:
-    """Return a field with at most so many copies; patterns that do not fit even once have none."""
-    devices = np.array(problem.devices_g)
-    used = patterns.used
-    room = np.where(used > 0, devices[None, :] // np.maximum(used, 1), 1 << 40).min(axis=1)
-    copies = np.minimum(room, min(most_copies, problem.batch // tables.microbatch))
-    most = int(copies.max(initial=1))
-    after = [Ending(problem, tables.sharding, 1 << k).units(tables) for k in range(most.bit_length())]
-    return Field(
-        sharding=tables.sharding,
-        tables=tables,
-        patterns=patterns,
-        copies=copies,
-        after_km=np.array(after),
-    )
-
-
-def least_step_s(problem: Problem, field: Field, copies: Ints, best_s: float) -> Floats:
-    """Return, for each pattern, a step time no plan of at most `copies` copies of it beats, (N,).
-
-    Infinite where there is no such plan. `best_s`: plans slower than this need not be told apart.
-    """
-    parts = problem.batch // field.tables.microbatch
-    exists = (copies > 0) & (copies <= field.copies) & (problem.batch % field.tables.microbatch == 0)
-    copies = np.maximum(copies, 1)
-    count = -(-parts // copies)
-    half = np.maximum(copies // 2, 1)
-    level = np.minimum(np.floor(np.log2(half)).astype(int), len(field.after_km) - 1)
-    after = np.concatenate([field.after_km, np.zeros((len(field.after_km), 1))], axis=1)
-    floor_tau_s = whole_layers_tau_s(field.patterns, field.tables, count)
-    many = _bounds_s(field, count, after[level[:, None], field.patterns.mesh], (floor_tau_s, best_s))
-    # With at most half the copies every one of them runs twice the microbatches.
-    few = np.where(copies > 1, np.maximum(count, -(-parts // half)) * np.minimum(floor_tau_s, BIG_S), np.inf)
-    return np.where(exists, np.minimum(many, few), np.inf)
-
-
-def objective_rates(problem: Problem, request: SearchRequest) -> Floats | None:
-    """Return what a second of one device of each group costs at least, (G,); None: the step time itself counts."""
-    prices = problem.prices
-    names = [group.name for group in prices.cluster.groups]
-    match request.objective:
-        case "time":
-            return None
-        case "energy":
-            return np.array([prices.power_w(name, 0.0) for name in names])
-        case _:
-            return np.array([np.inf if (usd := prices.usd_per_s(name)) is None else usd for name in names])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -139,32 +76,30 @@ class Entry:
     value: Floats
     """No plan of the entry has a lower value of the objective."""
 
+    def take(self, rows: Ints) -> Entry:
+        """Return the entries at `rows`."""
+        return Entry(field=self.field[rows], row=self.row[rows], copies=self.copies[rows], value=self.value[rows])
 
-def _bounds_s(field: Field, count: Ints, after: Floats, at: tuple[Floats, float]) -> Floats:
-    floor_tau_s, best_s = np.minimum(at[0], BIG_S), at[1]
-    patterns, tables = field.patterns, field.tables
-    beta = backward_share(tables)
-    there = np.isfinite(patterns.unit_s)
-    unit, held = with_first_stage(patterns)
-    extra = np.zeros_like(unit)
-    extra[:, 0] = after[:, 0]
-    p, m, comm = patterns.stages, count, patterns.comm_s
-    each = m[:, None] * np.where(there, patterns.unit_s, 1.0) + after
-    rate = tables.weight_l.sum() / np.maximum(np.where(there, patterns.count / each, 0.0).sum(axis=1), 1 / BIG_S)
-    tau, load = breakpoints(unit, held, extra, (tables, floor_tau_s), work_factor=1.0)
-    first = comm + (load + (m - 1) * beta * tau).min(axis=0)
-    tau, load = breakpoints(unit, held, extra, (tables, floor_tau_s), work_factor=2.0)
-    flow = np.where(m > p, comm + (load + (m - 1 - p) * tau).min(axis=0), 0.0)
-    work = fill_work_s(unit, held, tables, np.minimum(best_s, BIG_S) / m)
-    share = (p - m + 1) / np.maximum((m - 1) * beta, 1e-9)
-    few = np.where((m > 1) & (m <= p), comm + work * (1 + 1 / (1 + np.maximum(share, 0.0))), 0.0)
-    return np.asarray(np.maximum.reduce([rate, first, flow, few, m * floor_tau_s]))
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Open:
+    """One pattern that its bound does not rule out."""
+
+    value: float
+    field: int
+    row: int
+    copies: int
+    count: int
+    ends: tuple[int, ...]
+    """End layer of each block in the division its bound comes from."""
 
 
 class ShapeSearch:
     """Visits shapes of all fields in the order of their bounds."""
 
-    def __init__(self, book: Book, fields: Sequence[Field], most_visited: int = MOST_VISITED) -> None:
+    def __init__(
+        self, book: Book, fields: Sequence[Field], tables_of: TablesOf, most_visited: int = MOST_VISITED
+    ) -> None:
         self.most_visited = most_visited
         self.book = book
         self.problem = book.problem
@@ -172,31 +107,165 @@ class ShapeSearch:
         self.rates_g = objective_rates(book.problem, book.request)
         self.visited = 0
         self.priced = 0
-        self.passed_over = np.inf
-        """Least value of what was too much to price."""
-        self.columns: list[Column] = []
-        """Columns that came close to the best."""
+        self.columns: list[tuple[float, Column]] = []
+        """Columns that were priced, with their step times."""
+        self._tables_of = tables_of
+        self._settled: list[Open] = []
+        """Patterns that were not ruled out."""
+        self._bounders: dict[tuple[int, int], BlockBounder] = {}
+        self._done: set[tuple[int, int, int]] = set()
 
-    def run(self, tables_of: TablesOf) -> float:
+    def run(self) -> float:
         """Price shapes until none left can be better; return a value of the objective none of them beats."""
         waiting = self._entries()
         order = np.argsort(waiting.value, kind="stable")
+        self._start(waiting, order)
         at = 0
         while at < len(order):
             self.book.keep_time()
             limit = self.book.best_value * (1 - TOLERANCE)
             if waiting.value[order[at]] >= limit or self.visited >= self.most_visited:
                 break
-            sweep = order[at : at + max(1, min(SWEEP, self.most_visited // 10))]
+            size = SWEEP if np.isfinite(limit) else FIRST_SWEEP
+            sweep = order[at : at + min(size, max(1, self.most_visited // 4))]
             sweep = sweep[waiting.value[sweep] < limit]
-            for f in np.unique(waiting.field[sweep]).tolist():
-                some = sweep[waiting.field[sweep] == f]
-                self._visit(self.fields[f], waiting.row[some], waiting.copies[some], tables_of)
-                self.visited += int(self.fields[f].patterns.stages[waiting.row[some]].sum())
+            self._visit(waiting.take(sweep), most_priced=None)
+            self.visited += len(sweep)
             at += len(sweep)
             self.book.tell()
         left = float(waiting.value[order[at]]) if at < len(order) else np.inf
-        return min(left, self.passed_over, self.book.best_value)
+        return min(left, self._settle(left), self.book.best_value)
+
+    def _start(self, waiting: Entry, order: Ints) -> None:
+        """Price some patterns that promise most among those of few blocks, so that there is a plan to compare with."""
+        order = order[np.isfinite(waiting.value[order])][: max(1000, self.most_visited)]
+        blocks = np.array([0] * len(waiting.row))
+        for f, field in enumerate(self.fields):
+            mine = waiting.field == f
+            blocks[mine] = (field.patterns.count[waiting.row[mine]] > 0).sum(axis=1)
+        for most, many in STARTS:
+            some = order[blocks[order] <= most][:many] if most < 3 else order[blocks[order] == most][:many]
+            self._visit(waiting.take(some), most_priced=FIRST_PRICED)
+
+    def _visit(self, entries: Entry, most_priced: int | None) -> None:
+        """Bound entries, and price those not ruled out, best bound first; only some where `most_priced` is given."""
+        found = sorted(self._bounded(entries), key=lambda one: (one.value, one.field, one.row, one.copies))
+        for number, one in enumerate(found):
+            if most_priced is not None and number >= most_priced:
+                return
+            if one.value < self.book.best_value * (1 - TOLERANCE):
+                self._price(one)
+            if most_priced is None:
+                self._settled.append(one)
+
+    def _settle(self, left: float) -> float:
+        """Return the least bound of the patterns not ruled out, each looked at cut by cut while that raises it."""
+        waiting = sorted(self._settled, key=lambda one: (one.value, one.field, one.row, one.copies))
+        settled = np.inf
+        for number, one in enumerate(waiting):
+            if one.value >= min(settled, left, self.book.best_value * (1 - WANTED_GAP)):
+                return min(settled, one.value)
+            if self.rates_g is not None or number >= self.most_visited // VISITS_A_SETTLED:
+                return min(settled, one.value)
+            self.book.keep_time()
+            settled = min(settled, self._settled_s(one))
+        return settled
+
+    def _settled_s(self, one: Open) -> float:
+        """Return the least step time of an open pattern over all its cuts, as far as it is below the best plan."""
+        field = self.fields[one.field]
+        limit_s = self.book.best_value * (1 - TOLERANCE)
+        level = 1 << (max(one.copies // 2, 1).bit_length() - 1)
+        tables = self._tables_of(field.tables.microbatch, field.sharding, MANY_RANKS, level) or field.tables
+        pattern = field.patterns.take(np.array([one.row]))
+        k = len(one.ends)
+        shapes = Shapes(
+            mesh=pattern.mesh[:, :k],
+            count=pattern.count[:, :k],
+            comm_s=pattern.comm_s,
+            num_microbatches=np.array([one.count]),
+            limit_s=np.array([limit_s]),
+        )
+        divisions = self._bounder(one.field, level).divisions_below(shapes)
+        mesh_p = np.repeat(pattern.mesh[0, :k], pattern.count[0, :k])
+        if len(mesh_p) > MOST_SETTLED_STAGES:
+            return one.value
+        ending = Ending(self.problem, field.sharding, level)
+        cutter = EveryCut(self.problem, tables, mesh_p, (one.count, float(pattern.comm_s[0])), ending)
+        cuts = cutter.below(divisions, limit_s)
+        if cuts is None:
+            return one.value
+        recut = Recut(self.problem, tables, mesh_p, one.count, ending)
+        return recut.least_of(cuts, limit_s)[0]
+
+    def _bounded(self, entries: Entry) -> Iterator[Open]:
+        """Yield the patterns of entries whose bounds do not rule them out."""
+        for f in np.unique(entries.field).tolist():
+            field = self.fields[f]
+            mine = entries.field == f
+            rows, copies = entries.row[mine], entries.copies[mine]
+            while len(rows):
+                yield from self._bounded_rows(f, rows, copies)
+                if self.rates_g is not None:
+                    break
+                half = copies // 2
+                some = field.patterns.take(rows)
+                floor_tau_s = whole_layers_tau_s(
+                    some, field.tables, microbatches_each(self.problem, field, np.maximum(half, 1))
+                )
+                least = least_with_half_s(self.problem, field, copies, floor_tau_s)
+                again = (half > 0) & (least < self.book.best_value * (1 - TOLERANCE))
+                rows, copies = rows[again], half[again]
+
+    def _bounded_rows(self, f: int, rows: Ints, copies: Ints) -> Iterator[Open]:
+        field = self.fields[f]
+        limit_s, scale, base = self._limits_s(field, rows, copies)
+        count = microbatches_each(self.problem, field, copies)
+        levels = 1 << np.floor(np.log2(np.maximum(copies // 2 if self.rates_g is None else copies, 1))).astype(int)
+        blocks = (field.patterns.count[rows] > 0).sum(axis=1)
+        for level, k in sorted(set(zip(levels.tolist(), blocks.tolist(), strict=True))):
+            some = np.flatnonzero((levels == level) & (blocks == k))
+            at = rows[some]
+            shapes = Shapes(
+                mesh=field.patterns.mesh[at][:, :k],
+                count=field.patterns.count[at][:, :k],
+                comm_s=field.patterns.comm_s[at],
+                num_microbatches=count[some],
+                limit_s=limit_s[some],
+            )
+            bounds = self._bounder(f, level).bounds(shapes)
+            for j in np.flatnonzero(bounds.ends[:, 0] >= 0).tolist():
+                i = some[j]
+                yield Open(
+                    value=float(bounds.step_s[j] * scale[i] + base[i]),
+                    field=f,
+                    row=int(rows[i]),
+                    copies=int(copies[i]),
+                    count=int(count[i]),
+                    ends=tuple(bounds.ends[j].tolist()),
+                )
+
+    def _limits_s(self, field: Field, rows: Ints, copies: Ints) -> tuple[Floats, Floats, Floats]:
+        """Return step times from which entries are ruled out, and value = step time x scale + base."""
+        limit = self.book.best_value * (1 - TOLERANCE)
+        if self.rates_g is None:
+            return np.full(len(rows), limit), np.ones(len(rows)), np.zeros(len(rows))
+        used = field.patterns.used[rows]
+        rate = np.where(used > 0, used * np.where(used > 0, self.rates_g, 0.0), 0.0).sum(axis=1) * copies
+        work = self._least_work(field, rows)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            limit_s = np.where(rate > 0, (limit - work) / rate, np.inf)
+        if self.book.request.time_budget_s is not None:
+            limit_s = np.minimum(limit_s, self.book.request.time_budget_s)
+        return np.asarray(np.maximum(limit_s, 0.0)), rate, work
+
+    def _bounder(self, f: int, level: int) -> BlockBounder:
+        if (f, level) not in self._bounders:
+            field = self.fields[f]
+            tables = self._tables_of(field.tables.microbatch, field.sharding, MANY_RANKS, level)
+            ending = Ending(self.problem, field.sharding, level)
+            self._bounders[f, level] = BlockBounder(self.problem, tables or field.tables, ending)
+        return self._bounders[f, level]
 
     def _entries(self) -> Entry:
         """Return every pattern with as many copies as the devices allow; where devices cost, with fewer as well."""
@@ -246,71 +315,45 @@ class ShapeSearch:
             for few in sorted(powers | set(range(1, FEW_COPIES))):
                 yield np.where(field.copies > few, few, 0)
 
-    def _visit(self, field: Field, rows: Ints, copies: Ints, tables_of: TablesOf) -> None:
-        parts = self.problem.batch // field.tables.microbatch
-        counts = -(-parts // copies)
-        held = np.where(counts >= field.patterns.stages[rows], self.problem.num_layers, _held_class(counts))
-        limit_s = self._stage_limits_s(field, rows, copies, counts)
-        degree = _shared_by(copies)
-        for share, flight in sorted(set(zip(degree.tolist(), held.tolist(), strict=True))):
-            tables = tables_of(field.tables.microbatch, field.sharding, share, share)
-            if tables is None:
-                continue
-            some = np.flatnonzero((degree == share) & (held == flight))
-            made = make_columns(self.problem, tables, field.patterns.take(rows[some]), flight, limit_s[some])
-            ending = Ending(self.problem, field.sharding, share, int(copies[some].max()))
-            for k, column in zip(some.tolist(), made, strict=True):
-                if column is not None:
-                    self._price(finished(self.problem, column, ending), int(copies[k]), tables_of)
-                    for fewer in _fewer_copies(int(copies[k])):
-                        self._price_fewer(column, fewer, tables_of)
-
-    def _stage_limits_s(self, field: Field, rows: Ints, copies: Ints, counts: Ints) -> Floats:
-        """Return the stage time beyond which no cut of a pattern can be near the best: m tau and the flow bound."""
-        patterns, m = field.patterns.take(rows), counts
-        if self.rates_g is None:
-            near = np.full(len(rows), self.book.best_step_s * NEAR_BEST)
-        else:
-            used = patterns.used
-            rate = np.where(used > 0, used * np.where(used > 0, self.rates_g, 0.0), 0.0).sum(axis=1) * copies
-            near = self.book.best_value * NEAR_BEST / np.maximum(rate, 1e-300)
-        near = np.minimum(near, BIG_S)
-        unit, held = with_first_stage(patterns)
-        work = fill_work_s(unit, held, field.tables, near / m)
-        slack = m - 1 - patterns.stages
-        flow = (near - patterns.comm_s - 2 * work) / np.maximum(slack, 1)
-        return np.asarray(np.where(slack > 0, np.minimum(near / m, np.maximum(flow, 0.0)), near / m))
-
-    def _price(self, column: Column, copies: int, tables_of: TablesOf) -> None:
-        parts = self.problem.batch // column.microbatch
-        count = -(-parts // copies)
-        near_s = self._near_s(column, copies)
-        if column.least_s(count) > near_s or column.step_s(count) > near_s:
+    def _price(self, one: Open) -> None:
+        """Price an open pattern with its copies, and with the next few numbers of copies below."""
+        if (one.field, one.row, one.copies) in self._done:
             return
+        self._done.add((one.field, one.row, one.copies))
         if self.priced >= max(FEWEST_PRICES, self.most_visited // VISITS_A_PRICE):
-            self.passed_over = min(self.passed_over, self._value(column, copies, count))
             return
-        self.priced += 1
-        self.columns.append(column)
-        share = copies if copies <= FEW_DEGREE else 1 << (copies.bit_length() - 1)
-        tables = tables_of(column.microbatch, column.sharding, share, share)
-        ending = Ending(self.problem, column.sharding, share, copies)
-        better = column
-        if tables is not None:
-            better = finished(self.problem, refitted(self.problem, tables, column, count), ending)
-            if len(column.stages) <= IMPROVED_STAGES and count * len(column.stages) <= 1500:
-                better = improve(self.problem, tables, better, count, ending)
-        if better.step_s(count) > near_s / NEAR_BEST * (1 + TOLERANCE):
+        column = self._consider(one, one.copies, one.count)
+        if column is None or self.rates_g is not None:
             return
-        for layout in copies_of(self.problem, better, copies):
-            self.book.consider(layout)
+        field = self.fields[one.field]
+        for copies in range(one.copies - 1, max(one.copies // 2, one.copies - 1 - NEXT_COPIES), -1):
+            count = int(microbatches_each(self.problem, field, np.array(copies)))
+            if count != one.count and column.least_s(count) < self.book.best_step_s:
+                self._consider(one, copies, count)
 
-    def _price_fewer(self, column: Column, copies: int, tables_of: TablesOf) -> None:
-        """Price fewer copies than there is room for: less to synchronise may outweigh more microbatches."""
-        count = -(-(self.problem.batch // column.microbatch) // copies)
-        if self.rates_g is None and column.least_s(count) < self.book.best_step_s:
-            ending = Ending(self.problem, column.sharding, copies, copies)
-            self._price(finished(self.problem, column, ending), copies, tables_of)
+    def _consider(self, one: Open, copies: int, count: int) -> Column | None:
+        """Make the best cut, and price it where it comes near the best plan; None where no cut fits."""
+        field = self.fields[one.field]
+        share = _shared_by(copies)
+        tables = self._tables_of(field.tables.microbatch, field.sharding, share, share)
+        if tables is None:
+            return None
+        self.priced += 1
+        ending = Ending(self.problem, field.sharding, share, copies)
+        pattern = field.patterns.take(np.array([one.row]))
+        mesh_p = np.repeat(pattern.mesh[0], np.where(pattern.mesh[0] >= 0, pattern.count[0], 0))
+        recut = Recut(self.problem, tables, mesh_p, count, ending)
+        balanced = best_cuts(self.problem, tables, pattern, count).ends[:, : len(mesh_p)]
+        starts = np.concatenate([even_cuts(recut.decoders, mesh_p, np.array(one.ends)), balanced])
+        places = recut.best(starts)
+        if places is None:
+            return None
+        column = finished(self.problem, column_of(self.problem, tables, places, "1f1b"), ending)
+        self.columns.append((column.step_s(count), column))
+        if column.step_s(count) <= self._near_s(column, copies):
+            for layout in copies_of(self.problem, column, copies):
+                self.book.consider(layout)
+        return column
 
     def _near_s(self, column: Column, copies: int) -> float:
         """Return the step time beyond which a column is of no use."""
@@ -318,13 +361,6 @@ class ShapeSearch:
             return self.book.best_step_s * NEAR_BEST
         rate, work = self._cost_of(column)
         return (self.book.best_value - work) / (rate * copies) * NEAR_BEST if rate > 0 else np.inf
-
-    def _value(self, column: Column, copies: int, count: int) -> float:
-        """Return what copies of a column cost at least in the objective."""
-        if self.rates_g is None:
-            return column.step_s(count)
-        rate, work = self._cost_of(column)
-        return column.step_s(count) * rate * copies + work
 
     def _cost_of(self, column: Column) -> tuple[float, float]:
         """Return what a second of one copy costs, and what a step's work costs on top."""
@@ -338,22 +374,9 @@ class ShapeSearch:
         return rate, work
 
 
-def _fewer_copies(copies: int) -> list[int]:
-    """Return some numbers of copies below `copies`: the next few, then halves."""
-    near = range(copies - 1, max(0, copies - 1 - NEXT_COPIES), -1)
-    halves = (copies >> k for k in range(1, copies.bit_length()))
-    return sorted({*near, *halves} - {0}, reverse=True)
-
-
-def _shared_by(copies: Ints) -> Ints:
-    """Return over how many ranks cuts take states to be shared: all copies while few, then a power of four below."""
-    wide = np.minimum(4 ** np.floor(np.log2(np.maximum(copies, 1)) / 2).astype(int), MOST_DEGREE)
-    return np.asarray(np.where(copies <= FEW_DEGREE, copies, np.maximum(wide, FEW_DEGREE)))
-
-
-def _held_class(held: Ints) -> Ints:
-    """Round microbatch counts in flight up to a power of two: few distinct sets of cuts."""
-    return np.asarray(1 << np.ceil(np.log2(np.maximum(held, 1))).astype(int))
+def _shared_by(copies: int) -> int:
+    """Return over how many ranks cuts take states to be shared: all copies while few, then a power of two below."""
+    return copies if copies <= FEW_DEGREE else min(1 << (copies.bit_length() - 1), MOST_DEGREE)
 
 
 def copies_of(problem: Problem, column: Column, copies: int) -> Iterator[Layout]:

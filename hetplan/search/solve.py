@@ -122,8 +122,8 @@ def _explore_patterns(book: Book) -> tuple[str, float]:
     shapes_bound = patterned.shapes()
     sizes = ", ".join(str(size) for size in patterned.sizes)
     space = (
-        f"{patterned.num_shapes} replica shapes with their balanced cuts (at most {MAX_BLOCKS} groups, one run of "
-        f"equal stages each; microbatches of {sizes}; {', '.join(limits.schedules)})"
+        f"{patterned.num_shapes} replica shapes with all their cuts (at most {MAX_BLOCKS} groups, one run of "
+        f"stages of equal degrees each; microbatches of {sizes}; {', '.join(limits.schedules)})"
     )
     one_shape = f"plans of one shape out of {space}"
     book.floor = value_floor(problem, book.request, patterned.bound_tables())

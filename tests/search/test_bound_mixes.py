@@ -47,8 +47,7 @@ def random_mix(dice, problem, pools, sharding):
 
 def loosest_pools(search):
     """Return the pools whose linear program bounds mixes under every sharding."""
-    num = len(search.problem.meshes)
-    return [Pool(t, search.patterns(t.microbatch, search.loosest, 1), np.zeros(num)) for t in search.bound_tables()]
+    return [Pool(t, search.patterns(t.microbatch, search.loosest, 1)) for t in search.bound_tables()]
 
 
 def most_of_each_s(problem, pools, layout, step_s):
@@ -57,7 +56,7 @@ def most_of_each_s(problem, pools, layout, step_s):
         pool = next(p for p in pools if p.tables.microbatch == replica.microbatch)
         (row,) = samples.rows_of(problem, pool.patterns, replica.stages).tolist()
         assert pool.samples(step_s)[row] >= replica.num_microbatches * replica.microbatch, replica
-        lines = bound_lines(pool.patterns, pool.tables, np.zeros(len(problem.meshes)))
+        lines = bound_lines(pool.patterns, pool.tables)
         assert lines.most_microbatches(step_s)[row] >= replica.num_microbatches, replica
         floor_s = whole_layers_tau_s(pool.patterns, pool.tables)[row]
         assert replica.num_microbatches * floor_s <= step_s * (1 + 1e-9), replica

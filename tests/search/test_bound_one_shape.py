@@ -8,9 +8,9 @@ from hypothesis import event, given
 from hypothesis import strategies as st
 
 from hetplan.search.book import Book
+from hetplan.search.pattern_fields import least_step_s
 from hetplan.search.patterned import PatternSearch
 from hetplan.search.records import SearchRequest
-from hetplan.search.shapes import least_step_s
 
 TRIES = 20
 

@@ -1,0 +1,171 @@
+"""What `blocks` asks of the cost tables: seconds of spans in the fastest mode, and what recompute must add.
+
+A stage of n decoder layers can only run in a recompute mode in which n layers fit, so its layers take at least the
+least seconds such a mode adds; together the stages of a block add at least the lower convex hull of the points (most
+layers, seconds added) of all modes.
+
+Legend: M meshes, L layers, R recompute modes, H classes of microbatches held.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hetplan.costs.records import Floats
+from hetplan.plan.stages import whole_params
+from hetplan.search.after import Ending
+from hetplan.search.patterns import MOST_HELD, Ints
+from hetplan.search.problem import Problem, Tables
+
+HELD = np.array([0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, MOST_HELD])
+"""Classes of microbatches held: each stands for all up to the next."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCosts:
+    """Costs by mesh; meshes nothing fits on hold no layers."""
+
+    decoders: Ints
+    """Decoder layers before each layer, (L + 1,)."""
+    forward: Floats
+    backward: Floats
+    """Seconds of the layers before each in the fastest mode, (M, L + 1)."""
+    layer_s: Floats
+    layer_backward_s: Floats
+    """Least seconds of a decoder layer, (M,)."""
+    ending_s: Floats
+    """Least A of a decoder layer, (M,)."""
+    beta: Floats
+    most: Ints
+    """Decoder layers that fit on a stage, (H, M)."""
+    layer_extra_s: Floats
+    """Seconds recompute adds at least to each layer of a stage of n layers, (H, M, L + 1)."""
+    added_s: Floats
+    """Seconds recompute adds at least to a stage of n layers on average, (H, M, L + 1)."""
+    hidden: float
+    """Part of a backward pass under which gradients may hide."""
+    opening_s: Floats
+    """A of the first layer where that is no decoder layer, (M,)."""
+    opening_reduced_s: Floats
+    """Of it, the reduction that its backward pass does not hide, (M,)."""
+    gather_s: Floats
+    """Least seconds to gather a decoder layer, (M,)."""
+    lost_s: Floats
+    """Reduction that other layers before each hide for their neighbours, (M, L + 1)."""
+    ending: Ending
+
+    def tied_s(self, mesh: Ints, count: Ints) -> Floats:
+        """Return what a tied table makes the last stage wait for after the first one's last pass, (S,); 0: no tie."""
+        ties = self._ties_s(mesh, count)
+        return np.asarray(np.where(ties > 0, ties + self.opening_reduced_s[mesh[:, 0]], 0.0))
+
+    def _ties_s(self, mesh: Ints, count: Ints) -> Floats:
+        pairs, pair = np.unique(mesh[:, [0, -1]], axis=0, return_inverse=True)
+        ties = np.array([self.ending.tie_s(first, last) for first, last in pairs.tolist()])
+        return np.asarray(np.where(count.sum(axis=1) > 1, ties[pair.ravel()], 0.0))
+
+    def front_s(self, mesh: Ints, count: Ints) -> Floats:
+        """Return A of what the first stage holds beside decoder layers, tied tables included, (S,)."""
+        several = count.sum(axis=1) > 1
+        return np.asarray(np.where(several, self.opening_s[mesh[:, 0]], 0.0) + self._ties_s(mesh, count))
+
+
+def block_costs(problem: Problem, tables: Tables, ending: Ending) -> BlockCosts:
+    """Return the costs of every mesh."""
+    decoder = np.array([layer.kind == "decoder" for layer in problem.prices.model.chain])
+    inner = decoder if decoder.any() else np.ones_like(decoder)
+    usable = np.flatnonzero(tables.usable_m)
+    num_m, num_l = len(problem.meshes), problem.num_layers
+    total = tables.forward_mrl + tables.backward_mrl
+    fastest, forward, backward = total.min(axis=1), tables.forward_mrl.min(axis=1), tables.backward_mrl.min(axis=1)
+    layer_s, layer_backward, ending_s, opening_s, beta = (np.zeros(num_m) for _ in range(5))
+    reduced_s, gather_s = np.zeros(num_m), np.zeros(num_m)
+    dense = whole_params(problem.prices)[0]
+    beta[:] = 1.0
+    extra, lost = np.zeros((num_m, len(tables.recomputes))), np.zeros((num_m, num_l))
+    for m in usable.tolist():
+        layer_s[m] = fastest[m, inner].min() if decoder.any() else 0.0
+        layer_backward[m] = backward[m, inner].min()
+        each = ending.of_layers(tables, m)
+        least = float(each[inner].min()) if decoder.any() else 0.0
+        lost[m, ~inner] = np.maximum(0.0, -each[~inner])
+        if not inner[0]:
+            opening_s[m] = float(dense[0]) * ending.gather_per_param_s(m)
+        if not inner[0] and least >= 0:
+            opening_s[m] = max(opening_s[m], float(each[0]))
+            slowest = tables.backward_mrl[m][:, 0]
+            reduced_s[m] = float(ending.reduced_s(m, dense[:1], slowest[np.isfinite(slowest)].max(initial=0.0)).min())
+        gather_s[m] = float(dense[inner].min()) * ending.gather_per_param_s(m)
+        ending_s[m] = max(0.0, least)
+        with np.errstate(invalid="ignore"):
+            beta[m] = np.nanmin(backward[m] / np.maximum(fastest[m], 1e-300))
+            extra[m] = np.nan_to_num((total[m] - fastest[m])[:, inner], nan=0.0).min(axis=1)
+    most = _most_by_mode(tables, decoder)
+    layer_extra, added = _recompute(most, extra, num_l)
+    return BlockCosts(
+        decoders=np.concatenate([[0], np.cumsum(decoder)]),
+        forward=_prefix(np.where(tables.usable_m[:, None], forward, 0.0)),
+        backward=_prefix(np.where(tables.usable_m[:, None], backward, 0.0)),
+        layer_s=layer_s,
+        layer_backward_s=layer_backward,
+        ending_s=ending_s,
+        beta=beta,
+        most=most.max(axis=2),
+        layer_extra_s=layer_extra,
+        added_s=added,
+        opening_s=opening_s,
+        opening_reduced_s=reduced_s,
+        gather_s=gather_s,
+        lost_s=_prefix(lost),
+        ending=ending,
+        hidden=problem.prices.calibration.overlap.gradients,
+    )
+
+
+def _prefix(seconds_ml: Floats) -> Floats:
+    return np.concatenate([np.zeros((len(seconds_ml), 1)), np.cumsum(seconds_ml, axis=1)], axis=1)
+
+
+def _most_by_mode(tables: Tables, decoder: Ints) -> Ints:
+    """Return the most decoder layers of a stage, (H, M, R)."""
+    layers = np.concatenate([[0], np.cumsum(decoder)])
+    starts = np.arange(len(layers))
+    found = []
+    for held in HELD.tolist():
+        if held not in tables.most_memo:
+            ends = tables.furthest_fit(max(1, held))
+            tables.most_memo[held] = (layers[ends] - layers[np.minimum(starts, ends)]).max(axis=2)
+        found.append(tables.most_memo[held])
+    return np.stack(found)
+
+
+def _recompute(most: Ints, extra_mr: Floats, num_layers: int) -> tuple[Floats, Floats]:
+    """Return the two tables of seconds recompute adds, (H, M, L + 1) each."""
+    n = np.arange(num_layers + 1)
+    allowed = np.where(most[..., None] >= n, extra_mr[None, :, :, None], np.inf)
+    each = allowed.min(axis=2)
+    each = np.where(np.isfinite(each), each, 0.0)
+    added = np.zeros_like(each)
+    for h, m in np.ndindex(most.shape[:2]):
+        if extra_mr[m].any():
+            added[h, m] = np.interp(n, *_hull(most[h, m], extra_mr[m]))
+    return each, added
+
+
+def _hull(most_r: Ints, extra_r: Floats) -> tuple[list[float], list[float]]:
+    """Return the lower convex hull of (layers, seconds added) a stage can be at, from (0, 0)."""
+    points = sorted({(0.0, 0.0), *((float(n), float(n * e)) for n, e in zip(most_r, extra_r, strict=True))})
+    hull: list[tuple[float, float]] = []
+    for point in points:
+        if hull and point[0] == hull[-1][0]:
+            continue
+        while len(hull) >= 2 and _slope(hull[-2], hull[-1]) >= _slope(hull[-1], point):
+            hull.pop()
+        hull.append(point)
+    return [x for x, _ in hull], [y for _, y in hull]
+
+
+def _slope(first: tuple[float, float], second: tuple[float, float]) -> float:
+    return (second[1] - first[1]) / (second[0] - first[0])
