@@ -15,8 +15,10 @@ from hetplan.specs.importers.infiniband import read_devinfo, read_ibstat, read_s
 from hetplan.specs.importers.kubernetes import LabelKeys, read_labels, read_nodes
 from hetplan.specs.importers.nccl_xml import read_nccl_xml
 from hetplan.specs.importers.nvidia_smi import read_full_query, read_nvlink_status, read_query, read_topo
-from hetplan.specs.importers.rocm import read_showtopo
+from hetplan.specs.importers.nvidia_smi_table import read_table
+from hetplan.specs.importers.rocm import read_amd_topology, read_showtopo
 from hetplan.specs.importers.skypilot import read_task
+from hetplan.specs.importers.slurm_json import read_slurm_json
 from hetplan.specs.importers.slurm_nodes import read_partition_table, read_scontrol, read_sinfo
 from hetplan.specs.importers.slurm_topology import read_topology_conf, read_topology_yaml
 from hetplan.units import hint, show
@@ -44,6 +46,8 @@ CLUSTER_FORMATS: Mapping[str, Format] = {
     "rocm-showtopo": _format(
         "rocm-smi --showtopo", read_showtopo, r"ROCm System Management|Link Type between two GPUs"
     ),
+    "amd-topology": _format("amd-smi topology", read_amd_topology, r"^\s*LINK TYPE TABLE"),
+    "nvidia-smi": _format("nvidia-smi", read_table, r"^\|\s*NVIDIA-SMI \d"),
     "nvidia-topo": _format("nvidia-smi topo -m", read_topo, r"^\s*GPU0\s+(GPU1|NIC0|mlx\d_\d|CPU Affinity)"),
     "nvidia-nvlink": _format("nvidia-smi nvlink --status", read_nvlink_status, r"^GPU \d+: .* \(UUID: "),
     "nvidia-q": _format("nvidia-smi -q", read_full_query, r"^Attached GPUs\s*:"),
@@ -64,6 +68,11 @@ CLUSTER_FORMATS: Mapping[str, Format] = {
     "scontrol": _format("scontrol show node", read_scontrol, r"^\s*NodeName=\S+ .*=|^\s*NodeName=\S+\s*$"),
     "sinfo": _format("sinfo with a header", read_sinfo, r"\A\s*[A-Z:_ ]*\bNODELIST\b"),
     "partition-table": _format("a markdown table of partitions", read_partition_table, r"^\s*\|.*GPUs?\b.*\|\s*$"),
+    "slurm-json": _format(
+        "scontrol show node --json, sinfo --json",
+        read_slurm_json,
+        r"\A\s*\{[\s\S]*\"(sinfo|nodes)\"\s*:\s*\[\s*\{(?![\s\S]*\"apiVersion\")",
+    ),
     "k8s-nodes": _format(
         "kubectl get nodes -o json", read_nodes, r"\A\s*\{[\s\S]*\"(items|metadata)\"\s*:|\A\s*(---\s*)?apiVersion: v1"
     ),

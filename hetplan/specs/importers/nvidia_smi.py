@@ -23,7 +23,7 @@ _NEAR = frozenset({"PIX", "PXB", "PHB", "NODE"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Card:
+class Card:
     """One device, in the order printed."""
 
     product: str
@@ -89,11 +89,11 @@ def read_nvlink_status(source: SourceText) -> Facts:
             products.append(gpu[2])
             rates.append(0.0)
         elif (link := _LINK_LINE.fullmatch(text)) and products:
-            rates[-1] += 0.0 if link[2] == "<inactive>" else _quantity(source, line, link[2], "bytes/s")
+            rates[-1] += 0.0 if link[2] == "<inactive>" else quantity(source, line, link[2], "bytes/s")
         elif not (products and "inactive" in text.lower()):
             raise source.error(f"{show(text.strip())} is neither a GPU nor a link of one", line)
-    cards = [_Card(product=p, link_bandwidth_bytes_per_s=r) for p, r in zip(products, rates, strict=True)]
-    return Facts(sheets=(NodeSheet(source=source.name, cards=_counted(source, cards)),))
+    cards = [Card(product=p, link_bandwidth_bytes_per_s=r) for p, r in zip(products, rates, strict=True)]
+    return Facts(sheets=(NodeSheet(source=source.name, cards=counted(source, cards)),))
 
 
 def read_query(source: SourceText) -> Facts:
@@ -121,15 +121,15 @@ def read_query(source: SourceText) -> Facts:
         if len(cells) != len(header):
             raise source.error(f"expected {len(header)} cells, found {len(cells)}", line)
         row = dict(zip(header, zip(cells, units, strict=True), strict=True))
-        _refuse_mig(source, line, row.get("mig.mode.current", ("", ""))[0])
+        refuse_mig(source, line, row.get("mig.mode.current", ("", ""))[0])
         cards.append(
-            _Card(
+            Card(
                 product=cells[name],
                 memory_bytes=_cell(source, line, row.get("memory.total"), "bytes"),
                 power_limit_w=_cell(source, line, row.get("power.limit"), "W"),
             )
         )
-    return Facts(sheets=(NodeSheet(source=source.name, cards=_counted(source, cards)),))
+    return Facts(sheets=(NodeSheet(source=source.name, cards=counted(source, cards)),))
 
 
 def _cell(source: SourceText, line: int, cell: tuple[str, str] | None, kind: UnitKind) -> float | None:
@@ -137,7 +137,7 @@ def _cell(source: SourceText, line: int, cell: tuple[str, str] | None, kind: Uni
     if cell is None or cell[0].strip("[]") in ("N/A", "Not Supported", "Unknown Error"):
         return None
     text, unit = cell
-    return _quantity(source, line, f"{text} {unit}" if re.fullmatch(r"[\d.]+", text) else text, kind)
+    return quantity(source, line, f"{text} {unit}" if re.fullmatch(r"[\d.]+", text) else text, kind)
 
 
 def read_full_query(source: SourceText) -> Facts:
@@ -162,7 +162,7 @@ def read_full_query(source: SourceText) -> Facts:
     if attached is None or attached[0] != len(cards):
         wanted = "no number of attached GPUs" if attached is None else f"{attached[0]} attached GPUs"
         raise source.error(f"{wanted} but {len(cards)} described: the text is cut", attached[1] if attached else 1)
-    return Facts(sheets=(NodeSheet(source=source.name, cards=_counted(source, [_full(source, c) for c in cards])),))
+    return Facts(sheets=(NodeSheet(source=source.name, cards=counted(source, [_full(source, c) for c in cards])),))
 
 
 _WANTED = {
@@ -180,31 +180,41 @@ def _take(card: dict[str, str], section: str, key: str, value: str) -> None:
         card.setdefault(name, value)
 
 
-def _full(source: SourceText, card: Mapping[str, str]) -> _Card:
+def _full(source: SourceText, card: Mapping[str, str]) -> Card:
     line = int(card["line"])
     if "product" not in card:
         raise source.error("this GPU has no 'Product Name'", line)
-    _refuse_mig(source, line, card.get("mig", ""))
-    return _Card(
+    refuse_mig(source, line, card.get("mig", ""))
+    return Card(
         product=card["product"],
         memory_bytes=_cell(source, line, (card["memory"], "") if "memory" in card else None, "bytes"),
         power_limit_w=_cell(source, line, (card["power"], "") if "power" in card else None, "W"),
     )
 
 
-def _refuse_mig(source: SourceText, line: int, mode: str) -> None:
+def refuse_mig(source: SourceText, line: int, mode: str) -> None:
+    """Refuse a device that is cut into instances.
+
+    Raises:
+        SpecError: it is.
+    """
     if mode == "Enabled":
         raise source.error("MIG is enabled on this GPU; instances of a part of a GPU cannot be planned with", line)
 
 
-def _quantity(source: SourceText, line: int, text: str, kind: UnitKind) -> float:
+def quantity(source: SourceText, line: int, text: str, kind: UnitKind) -> float:
+    """Return a printed quantity.
+
+    Raises:
+        SpecError: it is none.
+    """
     try:
         return parse_quantity(text, kind)
     except HetplanError as error:
         raise source.error(str(error), line) from None
 
 
-def _counted(source: SourceText, cards: Sequence[_Card]) -> tuple[Cards, ...]:
+def counted(source: SourceText, cards: Sequence[Card]) -> tuple[Cards, ...]:
     """Return equal devices together; of numbers that differ among equal products the smallest holds for all."""
     if not cards:
         raise source.error("the text describes no GPU")

@@ -15,7 +15,7 @@ from hetplan.units import show
 
 MIB = 2.0**20
 _GRES = re.compile(r"gpu(?::(?P<product>[\w.-]+))?:(?P<count>\d{1,4})(?:\([^)]*\))?")
-_UNUSABLE = re.compile(r"down|drain|fail|maint|power|not_responding|unknown|\*", re.IGNORECASE)
+UNUSABLE = re.compile(r"down|drain|fail|maint|power|not_responding|unknown|\*", re.IGNORECASE)
 _COLUMNS: Mapping[str, str] = {
     "NODELIST": "nodes",
     "GRES": "gres",
@@ -43,7 +43,7 @@ def read_sinfo(source: SourceText) -> Facts:
         row = dict(zip(header, cells, strict=True))
         if row["nodes"] in ("", "n/a", "(null)"):
             continue
-        for name in _expand(source, line, row["nodes"]):
+        for name in expand_nodes(source, line, row["nodes"]):
             sheets.setdefault(name, _sheet(source, line, name, row))
     if not sheets:
         raise source.error("the table lists no node")
@@ -57,21 +57,30 @@ def _sheet(source: SourceText, line: int, name: str, row: Mapping[str, str]) -> 
         source=source.name,
         nodes=(name,),
         group=row["partition"].rstrip("*") if "partition" in row else None,
-        cards=_cards(source, line, row["gres"]) if "gres" in row else None,
+        cards=gres_cards(source, line, row["gres"]) if "gres" in row else None,
         host_memory_bytes=int(memory) * MIB if memory.isdigit() and int(memory) > 0 else None,
-        unusable=state if _UNUSABLE.search(state) else None,
+        unusable=state if UNUSABLE.search(state) else None,
     )
 
 
-def _expand(source: SourceText, line: int, text: str) -> tuple[str, ...]:
+def expand_nodes(source: SourceText, line: int, text: str) -> tuple[str, ...]:
+    """Return the nodes of a hostlist.
+
+    Raises:
+        SpecError: it is none.
+    """
     try:
         return expand_hostlist(text)
     except HetplanError as error:
         raise source.error(str(error), line) from None
 
 
-def _cards(source: SourceText, line: int, text: str) -> tuple[Cards, ...] | None:
-    """Return the accelerators of a GRES text; none of `(null)`."""
+def gres_cards(source: SourceText, line: int, text: str) -> tuple[Cards, ...] | None:
+    """Return the accelerators of a GRES text; none of `(null)`.
+
+    Raises:
+        SpecError: an entry for GPUs cannot be read.
+    """
     if text in ("(null)", "N/A", ""):
         return ()
     words = re.findall(r"[^,(]+(?:\([^)]*\))?", text)
@@ -117,12 +126,12 @@ def _record(source: SourceText, line: int, record: Mapping[str, str]) -> NodeShe
     partitions = record.get("Partitions", "").split(",")
     return NodeSheet(
         source=source.name,
-        nodes=_expand(source, line, record["NodeName"]),
+        nodes=expand_nodes(source, line, record["NodeName"]),
         group=partitions[0] or None,
-        cards=_cards(source, line, record["Gres"]) if "Gres" in record else None,
+        cards=gres_cards(source, line, record["Gres"]) if "Gres" in record else None,
         cores=sockets * cores if sockets and cores else None,
         host_memory_bytes=memory * MIB if memory else None,
-        unusable=state if _UNUSABLE.search(state) else None,
+        unusable=state if UNUSABLE.search(state) else None,
     )
 
 
