@@ -71,7 +71,7 @@ CLUSTER_FORMATS: Mapping[str, Format] = {
     "slurm-json": _format(
         "scontrol show node --json, sinfo --json",
         read_slurm_json,
-        r"\A\s*\{[\s\S]*\"(sinfo|nodes)\"\s*:\s*\[\s*\{(?![\s\S]*\"apiVersion\")",
+        r"\A\s*\{(?![\s\S]*\"apiVersion\")[\s\S]*\"(sinfo|nodes)\"\s*:\s*\[\s*\{",
     ),
     "k8s-nodes": _format(
         "kubectl get nodes -o json", read_nodes, r"\A\s*\{[\s\S]*\"(items|metadata)\"\s*:|\A\s*(---\s*)?apiVersion: v1"
