@@ -48,10 +48,13 @@ def survey_here(num_ranks: int, request: Request, threads: int | None, tell: Tel
         )
         for rank in range(num_ranks)
     ]
+    grace_s = 0.0
     try:
-        return _result(processes, messages, tell)
+        found = _result(processes, messages, tell)
+        grace_s = GRACE_S
     finally:
-        _end(processes)
+        _end(processes, grace_s)
+    return found
 
 
 def _started(context: SpawnContext, place: Place, rest: tuple[Request, int, Any]) -> SpawnProcess:
@@ -93,9 +96,9 @@ def _result(processes: list[SpawnProcess], messages: Any, tell: Tell) -> Survey:
         tell(message)
 
 
-def _end(processes: list[SpawnProcess]) -> None:
+def _end(processes: list[SpawnProcess], grace_s: float) -> None:
     """Wait a moment for ranks to leave by themselves, then end them."""
-    until_s = time.monotonic() + GRACE_S
+    until_s = time.monotonic() + grace_s
     for process in processes:
         process.join(max(0.0, until_s - time.monotonic()))
     for process in processes:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import json
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -88,3 +90,36 @@ def test_the_command_measures_this_machine_and_its_files_are_valid(tmp_path: Pat
     assert calibration.layers is not None
     assert {(row.tp, row.microbatch) for row in calibration.layers.rows} == {(1, 1), (1, 2), (2, 1), (2, 2)}
     assert calibration.provenance["command"].startswith("hetplan profile model.yaml")
+
+
+def test_an_interrupted_profile_leaves_no_rank(tmp_path: Path) -> None:
+    running = subprocess.Popen(
+        [sys.executable, "-m", "hetplan", "profile", "--ranks", "2"],
+        cwd=tmp_path,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    until_s = time.monotonic() + 120
+    while len(children(running.pid)) < 2 and running.poll() is None and time.monotonic() < until_s:
+        time.sleep(0.05)
+    ranks = children(running.pid)
+    assert len(ranks) >= 2
+    running.send_signal(signal.SIGINT)
+    assert running.wait(60) == 130
+    until_s = time.monotonic() + 60
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks) and time.monotonic() < until_s:
+        time.sleep(0.05)
+    assert not any(Path(f"/proc/{pid}").exists() for pid in ranks)
+
+
+def children(pid: int) -> list[int]:
+    """Processes that a process has started."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            words = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(words[1]) == pid:
+            found.append(int(path.parent.name))
+    return found
