@@ -167,6 +167,8 @@ def test_damaged_slurm_documents_are_refused(text, words):
 
 
 def test_kubernetes_lists_are_not_taken_for_slurm():
-    nodes = [{"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"cpu": "8"}}}]
+    nodes = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"}, "status": {"capacity": {"nvidia.com/gpu": "2"}}}
+    ]
     (sheet,) = facts(json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes, "nodes": [{"name": "x"}]})).sheets
     assert sheet.nodes == ("n",)
