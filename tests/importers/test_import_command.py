@@ -4,6 +4,7 @@ import json
 import stat
 
 import pytest
+import yaml
 from import_samples import FULL_QUERY, LABELS, NVLINK_STATUS, PARTITIONS, QUERY, SCONTROL, SYSFS, TOPO_FUSED, TOPO_NICS
 from test_import_layouts import CLUSTER, FLAGSCALE, HEXISCALE
 from test_import_links import P4DE
@@ -184,3 +185,26 @@ def test_this_machine_with_accelerators(hetplan, tmp_path, monkeypatch):
 
 def test_files_kept_from_a_terminal_are_read_without_its_colours(hetplan):
     assert hetplan("cluster", "t.txt", t=TOPO_NICS.replace("GPU0", "\x1b[4mGPU0\x1b[0m", 1))[0] == 0
+
+
+def test_two_vendors_in_one_kubernetes_cluster(hetplan):
+    """https://github.com/skypilot-org/skypilot/issues/8311: 2 nodes of L40S, 1 of MI300X, and an AssertionError."""
+    amd = {"amd.com/gpu.product-name": "AMD_Instinct_MI300X_OAM"}
+    nodes = [
+        {
+            "kind": "Node",
+            "metadata": {"name": f"n{i}", "labels": labels},
+            "status": {"capacity": {resource: count}, "allocatable": {resource: count}},
+        }
+        for i, (labels, resource, count) in enumerate(
+            [({"nvidia.com/gpu.product": "NVIDIA-L40S"}, "nvidia.com/gpu", "4")] * 2 + [(amd, "amd.com/gpu", "8")]
+        )
+    ]
+    text = json.dumps({"apiVersion": "v1", "kind": "List", "items": nodes})
+    code, out, err = hetplan("cluster", "nodes.txt", nodes=text)
+    assert code == 0, err
+    groups = yaml.safe_load(out)["groups"]
+    assert {group["device"]: (group["nodes"], group["devices_per_node"]) for group in groups.values()} == {
+        "L40S": ("n[0-1]", 4),
+        "MI300X": ("n2", 8),
+    }
