@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha256
 
@@ -12,8 +12,10 @@ from hetplan.calibrate.fit import Observation
 from hetplan.calibrate.memory import Outcome, Peak
 from hetplan.calibrate.predict import StageMemory, stage_memories, step_s
 from hetplan.calibrate.runs import Run
+from hetplan.calibrate.tables import with_table
 from hetplan.errors import HetplanError, UsageError
 from hetplan.specs.calibration import Calibration
+from hetplan.specs.layer_table import LayerTable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,7 +88,8 @@ _PARTS = {"mem_weights_grads_optim": "states", "mem_activations": "activations"}
 class _Sorter:
     """Collects rows; one setup a configuration and metric."""
 
-    def __init__(self) -> None:
+    def __init__(self, tables: Sequence[LayerTable]) -> None:
+        self._tables = tables
         self.times: list[Observation] = []
         self.peaks: list[Peak] = []
         self.components: list[Component] = []
@@ -96,7 +99,7 @@ class _Sorter:
     def add(self, run: Run) -> None:
         """Sort one row in."""
         try:
-            setup = setup_of(run)
+            setup = with_table(setup_of(run), self._tables)
             self._sort(run, setup)
         except HetplanError as error:
             self.left.append(Left(run=run, reason=str(error)))
@@ -136,9 +139,9 @@ class _Sorter:
         self.outcomes.setdefault(run.configuration, Outcome(setup=setup, stages=stages, ran=ran))
 
 
-def dataset_of(runs: Iterable[Run]) -> Dataset:
-    """Return the rows of a table, sorted."""
-    sorter = _Sorter()
+def dataset_of(runs: Iterable[Run], tables: Sequence[LayerTable] = ()) -> Dataset:
+    """Return the rows of a table, sorted; `tables`: measured layers, for the runs they cover."""
+    sorter = _Sorter(tables)
     for run in runs:
         sorter.add(run)
     return Dataset(

@@ -22,6 +22,7 @@ from hetplan.plan.layouts import Grid, grid_layout
 from hetplan.plan.placement import place
 from hetplan.plan.records import Layout, Replica, ScheduleName, Stage
 from hetplan.specs.cluster import Cluster, Precision
+from hetplan.specs.layer_table import LayerTable
 from hetplan.specs.model import Model
 from hetplan.specs.workload import AttentionKernel, Recompute, Sharding, Workload
 
@@ -35,6 +36,8 @@ class Setup:
     model: Model
     workload: Workload
     layout: Layout
+    layers: LayerTable | None = None
+    """Measured layers of this model on these devices, where there are some: they stand for formulas of layers."""
 
     @property
     def devices(self) -> tuple[str, ...]:

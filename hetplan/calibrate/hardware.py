@@ -50,6 +50,8 @@ _KINDS: tuple[tuple[str, NetworkKind, float], ...] = (
     ("slingshot", "slingshot", 2e-6),
 )
 """Word -> kind and latency in seconds, as in the catalog of networks."""
+PLAIN_ETHERNET_GBIT = 1.0
+"""Of a node on an Ethernet whose rate a table does not print (assumed: workstations' own ports)."""
 _DEFAULT_GBIT_PER_DEVICE = {"B200-SXM": 400.0, "B300-SXM": 800.0, "GB200": 400.0, "GB300": 800.0, "GH200-96GB": 200.0}
 """NIC rate a device has where a table prints none: that of the vendor's reference system; others 200 Gbit/s."""
 
@@ -131,7 +133,9 @@ def network_of(run: Run, groups: tuple[Group, ...]) -> Network:
     )
     per_node = min(group.devices_per_node for group in groups)
     nics, gbit = nics_of(text, per_node)
-    if gbit is None:
+    if gbit is None and re.search(r"\bethernet\b", text, re.IGNORECASE):
+        nics, gbit = 1, PLAIN_ETHERNET_GBIT
+    elif gbit is None:
         nics, gbit = per_node, min(_DEFAULT_GBIT_PER_DEVICE.get(group.device.name, 200.0) for group in groups)
     network = Network(
         name=NETWORK,

@@ -64,6 +64,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(record="network", name="bandwidth_fraction", width=0.5, lowest=0.02, highest=1.0),
     Parameter(record="overlap", name="gradients", width=0.3, lowest=0.0, highest=1.0, adds=True, step=0.1),
     Parameter(record="overlap", name="tp_fraction", width=0.25, lowest=0.0, highest=0.95, adds=True, step=0.1),
+    Parameter(record="overlap", name="sends_block", width=0.5, lowest=0.0, highest=1.0, adds=True, step=0.2),
 )
 
 
@@ -90,6 +91,8 @@ def matters(entry: Parameter, setup: Setup) -> bool:
         case "pcie_fraction" | "link_fraction":
             linked = all(group.device.link_bandwidth_bytes_per_s > 0 for group in setup.cluster.groups)
             return linked if entry.name == "link_fraction" else not linked or len(setup.cluster.groups) > 1
+        case "sends_block":
+            return any(replica.pp > 1 for replica in setup.layout.replicas)
         case "tp_fraction":
             return any(stage.tp > 1 for stage in stages)
         case _:
@@ -128,7 +131,12 @@ def calibration_of(cluster: Cluster, entries: Sequence[tuple[str, Parameter]], o
     return Calibration(
         devices=devices,
         networks={entry.name: network for entry in cluster.networks},
-        overlap=Overlap(gradients=hidden["gradients"], tp_fraction=hidden["tp_fraction"], gathers=overlap.gathers),
+        overlap=replace(
+            overlap,
+            gradients=hidden["gradients"],
+            tp_fraction=hidden["tp_fraction"],
+            sends_block=hidden["sends_block"],
+        ),
     )
 
 

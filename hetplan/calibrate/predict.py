@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from hetplan.calibrate.express import Setup
 from hetplan.costs.prices import Prices, price, price_together
@@ -42,10 +42,13 @@ class Predictor:
     def __init__(self, setup: Setup) -> None:
         self._prices = price(setup.cluster, setup.model, setup.workload, Calibration())
         self._at = arrange(setup.layout, self._prices)
+        self._layers = setup.layers
         self._options = tuple(dict.fromkeys(option for options in self._at.options for option in options))
 
     def steps_s(self, calibrations: Sequence[Calibration]) -> list[float]:
         """Return the step time under each calibration."""
+        if self._layers is not None:
+            calibrations = [replace(calibration, layers=self._layers) for calibration in calibrations]
         variants = [self._prices.under(calibration) for calibration in calibrations]
         price_together(variants, self._options)
         return [self._finish_s(prices) for prices in variants]

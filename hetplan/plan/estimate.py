@@ -212,6 +212,7 @@ def _classes(
             backward_s=tuple(stage.backward_s for stage in work),
             weight_s=tuple(stage.weight_s for stage in work),
             p2p_s=p2p_s,
+            sends_block=prices.calibration.overlap.sends_block,
             timing=prices.calibration.overlap.pipeline,
         )
         classes.append(CopyClass(durations=durations, copies=copies))

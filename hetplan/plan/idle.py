@@ -83,6 +83,8 @@ def timeline(order: Program, durations: Durations) -> tuple[tuple[Run, ...], ...
                 free_s[rank] = end
                 runs[rank].append(Run(action, start, end))
                 arrival[action] = _sent_s(action, end, order, durations, line_s)
+                if durations.sends_block:
+                    free_s[rank] += durations.sends_block * (arrival[action] - end)
                 at[rank] += 1
                 moved = True
     return tuple(tuple(run) for run in runs)

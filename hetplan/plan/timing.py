@@ -7,7 +7,9 @@ it was made, one transfer after the other, each direction a line of its own, bes
     end(a)     = start(a) + seconds(a)
     arrival(a) = max(end(a), arrival(previous transfer from that rank to that rank)) + p2p
 
-Only additions and maxima, in one fixed order, so an event loop that follows the same rules meets the same last digit.
+A rank whose sends block does nothing else for a part `sends_block` of the time from `end(a)` to `arrival(a)`. Only
+additions, products and maxima, in one fixed order, so an event loop that follows the same rules meets the same last
+digit.
 Where a calibration says so, a pipeline is timed in *lock step* instead, as planners do that know no schedule: with
 `t_s` both passes of a stage and `c_s` the two transfers it sends a microbatch (an end stage's one counts twice; in
 pipelines of at most three stages the first's counts once, as in the simulator of Strati 2025, Sailor, SOSP),
@@ -53,6 +55,8 @@ class Durations:
     p2p_s: tuple[float, ...]
     """One way; the gradient takes as long on its way back."""
     timing: PipelineTiming = "exact"
+    sends_block: float = 0.0
+    """Part of a transfer for which the sender does nothing else."""
 
     def without_p2p(self) -> Durations:
         """Return the same work on stages between which nothing takes time."""
@@ -62,6 +66,7 @@ class Durations:
             weight_s=self.weight_s,
             p2p_s=(0.0,) * len(self.p2p_s),
             timing=self.timing,
+            sends_block=self.sends_block,
         )
 
 
@@ -158,6 +163,7 @@ def _run(flow: Flow, durations: Durations) -> Finish:
     p2p_s = [*durations.p2p_s, 0.0]
     free_s = [0.0] * flow.num_ranks
     line_s = [0.0] * (flow.num_links + 1)
+    block = durations.sends_block
     arrival_s: list[float] = []
     arrive = arrival_s.append
     ends_s: list[float] = [0.0] * len(seconds)
@@ -179,6 +185,8 @@ def _run(flow: Flow, durations: Durations) -> Finish:
                 end = line_s[link]
             end += p2p_s[boundary]
             line_s[link] = end
+            if block:
+                free_s[rank] += block * (end - free_s[rank])
         arrive(end)
     n = flow.num_stages
     return Finish(

@@ -127,8 +127,9 @@ class _Pipeline:
             self._arrived.remove(source)
         seconds = action_seconds(action, self.durations)
         slower = self._around.slower[rank]
-        end = now_s + (seconds if slower is None else seconds * slower[index])
-        self._work[rank].append(Interval(now_s, end, *action))
+        begin = max(now_s, self._free_s[rank])
+        end = begin + (seconds if slower is None else seconds * slower[index])
+        self._work[rank].append(Interval(begin, end, *action))
         self._busy[rank] = True
         return end
 
@@ -148,6 +149,8 @@ class _Pipeline:
         seconds = self.durations.p2p_s[min(action.stage, target)]
         start, arrival = servers.run(self._around.uses.get((rank, receiver), ()), ready, seconds)
         self._line_s[rank, receiver] = arrival
+        if self.durations.sends_block:
+            self._free_s[rank] += self.durations.sends_block * (arrival - now_s)
         self._sent.setdefault((rank, receiver), []).append(Interval(start, arrival, *action))
         return receiver, arrival, action
 

@@ -90,6 +90,8 @@ class Overlap:
     """Fully sharded layers fetch the next layer's weights while one computes."""
     tp_fraction: float = 0.0
     """Fraction of tensor-parallel communication hidden behind compute."""
+    sends_block: float = 0.0
+    """Part of a transfer between stages for which the sending rank does nothing else (1: sends that block)."""
     pipeline: PipelineTiming = "exact"
     """exact: stages run ahead and transfers hide as the schedule lets them. lock-step, columns: nothing hides; closed
     forms of planners that know no schedule (see `plan.timing`)."""

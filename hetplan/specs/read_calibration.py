@@ -86,7 +86,7 @@ NETWORK_KEYS = (
     _Key(attribute="collective_fraction", minimum=_TINY, maximum=10.0),
     _Key(attribute="collective_latency_s", unit="s"),
 )
-OVERLAP_KEYS = (_Key(attribute="gradients"), _Key(attribute="tp_fraction"))
+OVERLAP_KEYS = (_Key(attribute="gradients"), _Key(attribute="tp_fraction"), _Key(attribute="sends_block"))
 
 
 def read_calibration(path: Path) -> Calibration:

@@ -5,7 +5,8 @@
 Every row becomes a cluster, a model and a layout; `hetplan.plan.estimate` says what it costs. Without a calibration
 set the constants are fitted on four fifths of the configurations and asked about the rest, five times over; with one
 they are fitted on that set alone (rows of a stack or device it does not hold use the next more general constants).
-`--leave-out` fits on all strata but the one that is scored. The columns are those of `hetplan.calibrate.runs.Run`.
+Runs of models whose layers were measured (`layer_tables/`) are priced from these. `--leave-out` fits on all strata but
+the one that is scored. The columns are those of `hetplan.calibrate.runs.Run`.
 """
 
 from __future__ import annotations
@@ -21,15 +22,18 @@ from hetplan.calibrate.dataset import Dataset, dataset_of
 from hetplan.calibrate.evaluate import Judged, cross_validate, judge, learn, leave_out
 from hetplan.calibrate.runs import read_runs
 from hetplan.calibrate.score import Score, score
+from hetplan.catalog import load_calibration
+from hetplan.specs.layer_table import LayerTable
 
 METRICS = ("time", "memory", "fits")
+LAYER_TABLES = Path(__file__).parent / "layer_tables"
 HEAD = f"{'stratum':26} {'n':>4} {'mape':>6} {'median':>6} {'p90':>6} {'max':>6} {'bias':>6} {'spear':>6}  {'base':>6}"
 
 
 def main() -> int:
     """Run the script."""
     options = _options()
-    data = dataset_of(_chosen(options.rows_file, options.strata))
+    data = dataset_of(_chosen(options.rows_file, options.strata), layer_tables())
     judged = _judged(data, options)
     document = report(data, judged)
     if options.json:
@@ -54,6 +58,12 @@ def _options() -> argparse.Namespace:
     return parser.parse_args()
 
 
+def layer_tables() -> tuple[LayerTable, ...]:
+    """Return the measured layers that lie beside this script: runs they cover are priced from them."""
+    found = (load_calibration(path)[0].layers for path in sorted(LAYER_TABLES.glob("*.yaml")))
+    return tuple(table for table in found if table is not None)
+
+
 def _chosen(path: Path, strata: str | None) -> list[Any]:
     names = set(strata.split(",")) if strata else None
     return [run for run in read_runs(path) if names is None or run.stack in names]
@@ -61,7 +71,7 @@ def _chosen(path: Path, strata: str | None) -> list[Any]:
 
 def _judged(data: Dataset, options: argparse.Namespace) -> list[Judged]:
     if options.calibration_set is not None:
-        return judge(data, learn(dataset_of(read_runs(options.calibration_set))))
+        return judge(data, learn(dataset_of(read_runs(options.calibration_set), layer_tables())))
     return leave_out(data) if options.leave_out else cross_validate(data)
 
 

@@ -21,14 +21,15 @@ ALL_REDUCE_S = 2 * (1 / 2) * 2 * PARAMS / 300e9
 LINEAR = Linear(name="linear", inputs=WIDTH, outputs=WIDTH)
 
 
-def constants(*, overlap: float = 0.0) -> Calibration:
+def constants(*, overlap: float = 0.0, sends_block: float = 0.0) -> Calibration:
     known = exact(A100)
-    return Calibration(devices=known.devices, networks=known.networks, overlap=Overlap(gradients=overlap))
+    hidden = Overlap(gradients=overlap, sends_block=sends_block)
+    return Calibration(devices=known.devices, networks=known.networks, overlap=hidden)
 
 
-def step(model, *, copies=1, stages=1, microbatches=4, sharding="none", overlap=0.0):
+def step(model, *, copies=1, stages=1, microbatches=4, sharding="none", overlap=0.0, sends_block=0.0):
     work = Workload(seq_len=TOKENS, global_batch=copies * microbatches, precision="fp16")
-    prices = price(cluster(group("a")), model, work, constants(overlap=overlap))
+    prices = price(cluster(group("a")), model, work, constants(overlap=overlap, sends_block=sends_block))
     each = len(model.chain) // stages
     rows = tuple(Stage(group="a", first_layer=i * each, end_layer=(i + 1) * each) for i in range(stages))
     replica = Replica(stages=rows, microbatch=1, num_microbatches=microbatches, copies=copies)
@@ -77,3 +78,12 @@ def test_two_equal_stages_take_the_microbatches_one_bubble_and_the_ending():
     # The last stage waits once for an input that waited for a gradient, so four transfers are on the critical path.
     boundary_s = TOKENS * WIDTH * 2 / 300e9
     assert found.step_s == pytest.approx((4 + 1) * 3 * PRODUCT_S + 4 * boundary_s + ALL_REDUCE_S + UPDATE_S)
+
+
+def test_sends_that_block_add_one_transfer_to_each_microbatch_of_the_last_stage():
+    # Its rank does F, B and then sends the gradient, m times; the first input and the first stage's last backward pass
+    # come on top.
+    boundary_s = TOKENS * WIDTH * 2 / 300e9
+    found = step(two_layers(), stages=2, microbatches=4, sends_block=1.0)
+    pipeline_s = PRODUCT_S + boundary_s + 4 * (3 * PRODUCT_S + boundary_s) + 2 * PRODUCT_S
+    assert found.step_s == pytest.approx(pipeline_s + UPDATE_S, rel=1e-3)

@@ -14,6 +14,7 @@ from hetplan.plan.records import Layout, Replica, Stage
 from hetplan.simulate.records import Conditions
 from hetplan.simulate.run import simulate
 from hetplan.simulate.trace import chrome_trace
+from hetplan.specs.calibration import Overlap
 from hetplan.specs.cluster import Cluster
 
 ALONE = Conditions(contention=False, most_copies=99)
@@ -29,12 +30,12 @@ def pipeline(cuts, names="a", *, m=4, copies=1, vpp=1, **stage):
     return Replica(stages=stages, microbatch=1, num_microbatches=m, copies=copies, vpp=vpp)
 
 
-def toy(rates=RATES, network=None, groups=None):
+def toy(rates=RATES, network=None, groups=None, sends_block=0.0):
     groups = groups or (group("a", nodes=4, per_node=4), group("b", nodes=4, per_node=4, speed=0.7))
     machines = cluster(*groups)
     if network is not None:
         machines = Cluster(name="x", groups=groups, networks=(replace(machines.networks[0], **network),))
-    return FakePrices(machines, model(6), rates=rates)
+    return FakePrices(machines, model(6), rates=rates, overlap=Overlap(sends_block=sends_block))
 
 
 @st.composite
@@ -52,9 +53,9 @@ def layouts(draw):
     return Layout(replicas=tuple(rows), schedule=schedule, sharding=draw(st.sampled_from(["none", "optimizer"])))
 
 
-@given(layouts(), st.sampled_from(["stages", "pipelines"]))
-def test_without_contention_the_step_is_the_estimate_to_the_last_digit(layout, order):
-    prices = toy()
+@given(layouts(), st.sampled_from(["stages", "pipelines"]), st.sampled_from([0.0, 0.3, 1.0]))
+def test_without_contention_the_step_is_the_estimate_to_the_last_digit(layout, order, sends_block):
+    prices = toy(sends_block=sends_block)
     placed = place(layout, prices.cluster, order)
     found, expected = simulate(placed, prices, ALONE), estimate(placed, prices)
     assert found.step_s == found.estimated_s == expected.step_s
