@@ -183,7 +183,7 @@ def hostfile(job: Job, ranks: tuple[Rank, ...]) -> str:
     nodes = [agent.node for agent in agents]
     if len(set(nodes)) < len(nodes):
         again = next(node for i, node in enumerate(nodes) if node in nodes[:i])
-        raise CheckFailedError(f"flagscale numbers ranks host by host; this plan's ranks come back to node {again}")
+        raise CheckFailedError(f"flagscale cannot come back to a node: it numbers ranks host by host ({again})")
     device = {rank.node: job.cluster.group(rank.group).device.name for rank in ranks}
     return "".join(f"{agent.node} slots={agent.num_ranks} type={device[agent.node]}\n" for agent in agents)
 

@@ -17,6 +17,7 @@ from hetplan.emit.ranks import agents_of, fewest_agents, ranks_of
 from hetplan.emit.rotary import positions
 from hetplan.errors import CheckFailedError, UsageError
 from hetplan.plan.megatron_layout import cut_of_layout, parse_layout
+from hetplan.specs.model import Volumes
 
 
 def cut(bounds, *, vpp=1):
@@ -316,3 +317,20 @@ def test_deepspeed_refuses_tp_with_everything_sharded():
 def test_an_engine_that_starts_its_own_processes_takes_no_launcher():
     with pytest.raises(UsageError, match="leave --via slurm out"):
         files(job(pair(), two_stages()), "flagscale", "slurm")
+
+
+def test_frozen_layers_and_adapters_are_not_silently_trained():
+    work = job(pair(), two_stages())
+    (module,) = work.model.modules
+    frozen = replace(module, layers=(module.layers[0], *(replace(x, gradients="input") for x in module.layers[1:])))
+    partly = replace(work, model=replace(work.model, modules=(frozen,)))
+    for engine in ("megatron", "torchtitan", "flagscale"):
+        with pytest.raises(UsageError, match=f"{engine} cannot be told of frozen layers"):
+            files(partly, engine)
+
+
+def test_a_job_known_by_its_traffic_is_not_launched():
+    work = job(pair(), two_stages())
+    traffic = Volumes(stages=2, replicas=2, gradient_bytes=1.0, activation_bytes=1.0)
+    with pytest.raises(UsageError, match="nothing to launch"):
+        files(replace(work, model=replace(work.model, volumes=traffic)))
