@@ -86,6 +86,9 @@ def search(
     uniform_microbatches: Annotated[
         bool, typer.Option("--uniform-microbatches", help="Equal batch shares everywhere; degrees and cuts are free.")
     ] = False,
+    replicas: Annotated[
+        str | None, typer.Option("--replicas", metavar="LIST", help="Only these numbers of replicas.")
+    ] = None,
     equal_dp: Annotated[bool, typer.Option("--equal-dp", help="Equal dp in all stages of a replica.")] = False,
     max_shapes: Annotated[
         int | None, typer.Option("--max-shapes", metavar="K", min=1, help="Most different replica shapes.")
@@ -154,6 +157,7 @@ def search(
         uniform=uniform,
         uniform_microbatches=uniform_microbatches,
         equal_dp=equal_dp,
+        replicas=replicas,
         max_shapes=max_shapes,
     )
     request = SearchRequest(

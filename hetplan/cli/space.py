@@ -33,6 +33,7 @@ class LimitWords:
     exclude: tuple[str, ...] = ()
     uniform: bool = False
     uniform_microbatches: bool = False
+    replicas: str | None = None
     equal_dp: bool = False
     max_shapes: int | None = None
 
@@ -52,6 +53,7 @@ def limits_from(words: LimitWords, cluster: Cluster, model: Model) -> Limits:
         "pp": parse_counts(words.pp, "--pp"),
         "cp": parse_counts(words.cp, "--cp"),
         "ep": parse_counts(words.ep, "--ep"),
+        "replicas": parse_counts(words.replicas, "--replicas"),
         "microbatch": parse_counts(words.micro_batch, "--micro-batch"),
         "schedules": parse_words(words.schedule, "--schedule", SCHEDULES),
         "recompute": _allowed(parse_words(words.recompute, "--recompute", RECOMPUTES), engine.recompute, words),

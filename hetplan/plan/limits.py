@@ -38,6 +38,8 @@ class Limits:
     """Stages hold equal numbers of decoder layers."""
     uniform_microbatches: bool = False
     """Every replica takes the same microbatch size and count."""
+    replicas: tuple[int, ...] | None = None
+    """Replicas of all rows together."""
     equal_dp: bool = False
     """All stages of a replica split a microbatch over the same dp."""
     tp_within_node: bool = True

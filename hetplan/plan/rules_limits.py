@@ -87,6 +87,13 @@ def few_shapes(case: Case) -> Iterator[Violation]:
         yield _refuse("", f"{rows} replica shapes, at most {most} allowed")
 
 
+def allowed_replicas(case: Case) -> Iterator[Violation]:
+    """Return whether there are as many replicas as allowed."""
+    allowed, found = case.limits.replicas, sum(replica.copies for replica in case.layout.replicas)
+    if allowed is not None and found not in allowed:
+        yield _refuse("", f"{found} replicas are not allowed (allowed: {listed(allowed)})")
+
+
 def uniform_degrees(case: Case) -> Iterator[Violation]:
     """Every stage has the degrees of the first."""
     if not case.limits.uniform_degrees:
@@ -185,6 +192,7 @@ LIMIT_RULES = (
     allowed_microbatch,
     allowed_schedule,
     few_shapes,
+    allowed_replicas,
     uniform_degrees,
     uniform_cuts,
     equal_cuts,

@@ -19,24 +19,28 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import permutations
 
 import numpy as np
 
-from hetplan.costs.records import Holders
+from hetplan.costs.records import Floats, Holders
 from hetplan.plan.stages import whole_params
 from hetplan.search.book import Book
-from hetplan.search.classes_counts import Counts, bounds_s, compositions
+from hetplan.search.classes_counts import Counts, Ints, bounds_s, compositions, loose_bounds_s
 from hetplan.search.classes_cutting import Cutter, Sequenced
 from hetplan.search.classes_laying import DeviceClass, classes_of, layouts
 from hetplan.search.problem import Problem, Tables, build_tables
 from hetplan.search.records import SearchRequest
 from hetplan.specs.workload import Sharding
 
-MOST_VISITED = 1200
+MOST_VISITED = 4000
 """Compositions whose orders and cuts are tried."""
-MOST_PRICED = 60
+MOST_PRICED = 80
+FIRST_TRIED = 2
+"""Compositions of each setup that are tried at once, so that there is something to beat."""
+MOST_WAITING = 2000
+"""Compositions of each setup that are kept."""
 MOST_DEGREE = 64
 NEAR = 1.02
 """A cut is priced where its closed form is at most this much above the best."""
@@ -84,31 +88,39 @@ class EqualShares:
         self._tables: dict[tuple[int, Sharding, int], Tables | None] = {}
         self._params = float(sum(values.sum() for values in whole_params(self._problem.prices)))
         self._priced = 0
+        self._tried: set[int] = set()
         self.least = math.inf
         """The least bound of all compositions."""
 
     def run(self) -> None:
         """Fill the book."""
         waiting: list[Entry] = []
-        for coarse, key in sorted(self._coarse(), key=lambda item: item[0]):
-            if self._value(coarse, key[0], 0) < self._book.best_value:
-                waiting.extend(self._entries(key, len(waiting)))
-            self.least = min(self.least, self._value(coarse, key[0], 0))
+        for number, (coarse, key) in enumerate(sorted(self._coarse(), key=lambda item: item[0])):
+            if self._value(coarse) >= self._book.best_value:
+                continue
+            self._book.keep_time()
+            entries = list(self._entries(key, number << 24))
+            for entry in entries[:FIRST_TRIED]:
+                if entry.value < self._book.best_value:
+                    self._try(entry)
+            waiting.extend(entries)
         self._visit(waiting)
 
     def _visit(self, waiting: list[Entry]) -> None:
         heapq.heapify(waiting)
-        self.least = min((entry.value for entry in waiting), default=self.least)
+        self.least = min([self.least, self._book.best_value, *(entry.value for entry in waiting)])
         for _ in range(MOST_VISITED):
             if not waiting or self._priced >= MOST_PRICED:
                 return
             entry = heapq.heappop(waiting)
             if entry.value >= self._book.best_value:
                 return
-            self._book.keep_time()
-            self._try(entry)
+            if entry.number not in self._tried:
+                self._book.keep_time()
+                self._try(entry)
 
     def _try(self, entry: Entry) -> None:
+        self._tried.add(entry.number)
         setup = entry.setup
         orders = [self._cut(setup, order) for order in _orders(setup.kinds, entry.stages_k)]
         found = [one for one in orders if one is not None]
@@ -122,16 +134,18 @@ class EqualShares:
             self._book.consider(layout)
 
     def _cut(self, setup: Setup, kinds: Sequence[Kind]) -> Sequenced | None:
-        return setup.cutter.best([kind.mesh for kind in kinds], [kind.device_class for kind in kinds])
+        limit_s = self._book.best_value * NEAR if self._book.request.objective == "time" else math.inf
+        return setup.cutter.best([kind.mesh for kind in kinds], [kind.device_class for kind in kinds], limit_s)
 
     def _closed(self, setup: Setup, one: Sequenced) -> float:
         """Return the value of a cut by its closed form, gradients included."""
         after = 0.0
         for mesh, (first, end) in zip(one.meshes, one.spans, strict=True):
             after = max(after, self._sync_s(setup, mesh, first, end))
-        devices = sum(self._problem.meshes[mesh].size for mesh in one.meshes) * setup.replicas
-        usd_per_s = sum(self._usd_per_s(mesh) for mesh in one.meshes) * setup.replicas
-        return self._value_of(one.pipeline_s + after, devices, usd_per_s)
+        devices = sum(self._problem.meshes[mesh].size for mesh in one.meshes)
+        usd_per_s = sum(self._usd_per_s(mesh) for mesh in one.meshes)
+        values = self._values(setup, np.array([one.pipeline_s + after]), np.array([devices]), np.array([usd_per_s]))
+        return float(values[0])
 
     def _sync_s(self, setup: Setup, mesh: int, first: int, end: int) -> float:
         params = float(sum(values[first:end].sum() for values in whole_params(self._problem.prices)))
@@ -156,11 +170,15 @@ class EqualShares:
             if problem.batch % size:
                 continue
             parts = problem.batch // size
-            for replicas in (d for d in range(1, min(parts, devices) + 1) if parts % d == 0):
+            for replicas in (d for d in range(1, min(parts, devices) + 1) if parts % d == 0 and self._may_be(d)):
                 for sharding in problem.limits.sharding if replicas > 1 else ("none",):
                     tables = self._table(size, sharding, replicas)
                     if sharding in problem.limits.sharding and tables is not None:
                         yield self._coarse_s(tables, replicas, parts // replicas), (replicas, size, sharding)
+
+    def _may_be(self, replicas: int) -> bool:
+        allowed = self._problem.limits.replicas
+        return allowed is None or replicas in allowed
 
     def _coarse_s(self, tables: Tables, replicas: int, m: int) -> float:
         speed = 0.0
@@ -203,17 +221,41 @@ class EqualShares:
             [(kind.device_class, kind.tp) for kind in kinds], room, self._problem.num_layers, limits.pp
         )
         setup = Setup(replicas=replicas, num_microbatches=m, tables=tables, kinds=kinds, counts=counts, cutter=cutter)
-        seconds = bounds_s(counts, cutter.pace_table([kind.mesh for kind in kinds]), m, closed_form=self._closed_form)
+        rates = np.array([self._usd_per_s(kind.mesh) for kind in kinds])
         devices = counts.stages @ np.array([kind.tp for kind in kinds])
-        usd = counts.stages @ np.array([self._usd_per_s(kind.mesh) for kind in kinds])
-        seconds = seconds + self._after(setup, devices)
-        for row in np.argsort(seconds, kind="stable").tolist():
-            value = self._value_of(float(seconds[row]), int(devices[row]) * replicas, float(usd[row]) * replicas)
-            if value < self._book.best_value:
+        paces = cutter.pace_table([kind.mesh for kind in kinds])
+        loose = self._values(setup, loose_bounds_s(counts, paces, m), devices, counts.stages @ rates)
+        near = np.flatnonzero(loose < self._book.best_value)
+        counts, devices = replace(counts, stages=counts.stages[near]), devices[near]
+        seconds = bounds_s(counts, paces, m, closed_form=self._closed_form) + self._after(setup, devices)
+        values = self._values(setup, seconds, devices, counts.stages @ rates)
+        order = np.argsort(values, kind="stable").tolist()
+        if len(order) > MOST_WAITING:
+            self.least = min(self.least, float(values[order[MOST_WAITING]]))
+        for row in order[:MOST_WAITING]:
+            if values[row] < self._book.best_value:
                 stages = tuple(counts.stages[row].tolist())
-                yield Entry(value=value, number=number + row, setup=setup, stages_k=stages)
+                yield Entry(value=float(values[row]), number=number + row, setup=setup, stages_k=stages)
 
-    def _after(self, setup: Setup, devices: np.ndarray) -> np.ndarray:
+    def _values(self, setup: Setup, seconds: Floats, devices: Ints, usd_per_s: Floats) -> Floats:
+        """Return the values of compositions from their seconds; devices and dollars are of one replica."""
+        request = self._book.request
+        late = np.zeros(len(seconds), dtype=bool)
+        if request.time_budget_s is not None:
+            late = seconds > request.time_budget_s
+        values: Floats
+        match request.objective:
+            case "time":
+                values = seconds
+            case "devices":
+                values = devices.astype(np.float64) * setup.replicas
+            case "energy":
+                values = np.zeros(len(seconds))
+            case _:
+                values = seconds * usd_per_s * setup.replicas
+        return np.where(late, np.inf, values)
+
+    def _after(self, setup: Setup, devices: Ints) -> Floats:
         """Return seconds that gradients take at least: some stage holds the mean number of parameters a device."""
         if self._problem.prices.calibration.overlap.gradients > 0 or setup.replicas == 1:
             return np.zeros(len(devices))
@@ -230,28 +272,13 @@ class EqualShares:
         one = self._problem.meshes[mesh]
         return (self._problem.prices.usd_per_s(one.name) or 0.0) * one.size
 
-    def _value(self, seconds: float, replicas: int, devices: int) -> float:
+    def _value(self, seconds: float) -> float:
         """Return a value no plan is below that takes at least so long."""
         request = self._book.request
         late = request.time_budget_s is not None and seconds > request.time_budget_s
         if request.objective == "time":
             return seconds
         return math.inf if late else 0.0
-
-    def _value_of(self, seconds: float, devices: int, usd_per_s: float) -> float:
-        """Return what the request minimises, infinite where the time is not kept."""
-        request = self._book.request
-        if request.time_budget_s is not None and seconds > request.time_budget_s:
-            return math.inf
-        match request.objective:
-            case "time":
-                return seconds
-            case "devices":
-                return float(devices)
-            case "energy":
-                return 0.0
-            case _:
-                return seconds * usd_per_s
 
 
 def _orders(kinds: Sequence[Kind], stages_k: Sequence[int]) -> Iterator[list[Kind]]:

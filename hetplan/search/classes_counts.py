@@ -104,6 +104,12 @@ def _thinned(most: int) -> list[int]:
     return sorted(value for value in steps if value <= most)
 
 
+def loose_bounds_s(counts: Counts, paces: Paces, num_microbatches: int) -> Floats:
+    """Return seconds from the layers' weight alone, transfers left out: quick, and below `bounds_s`."""
+    speed_n = counts.stages @ (1.0 / paces.unit_k)
+    return np.asarray(num_microbatches * paces.weight / speed_n * (1 - ROUNDING))
+
+
 def bounds_s(counts: Counts, paces: Paces, num_microbatches: int, *, closed_form: bool) -> Floats:
     """Return seconds of the pipeline that no plan of each composition is below, infinite where layers do not fit."""
     stages_nk = counts.stages

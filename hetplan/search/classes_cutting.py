@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hetplan.costs.records import Floats
-from hetplan.plan.timing import SHORT_PIPELINE
+from hetplan.plan.timing import SHORT_PIPELINE, columns_s
 from hetplan.search.classes_counts import Paces
 from hetplan.search.problem import Problem, Tables
 
@@ -68,8 +68,8 @@ class Cutter:
             repeated=int(repeated_l.sum()),
         )
 
-    def best(self, meshes: Sequence[int], classes: Sequence[int]) -> Sequenced | None:
-        """Return the best cut of a sequence of stages, None where nothing fits."""
+    def best(self, meshes: Sequence[int], classes: Sequence[int], limit_s: float) -> Sequenced | None:
+        """Return the best cut of a sequence of stages, None where nothing fits or none is below the limit."""
         num = len(meshes)
         sent = self._sent(meshes, classes)
         costs, modes = [], []
@@ -77,7 +77,7 @@ class Cutter:
             seconds_ij, modes_ij = self._span(mesh, min(self._m, num - s))
             costs.append(seconds_ij + sent[s])
             modes.append(modes_ij)
-        found = self._least(costs)
+        found = self._least(costs, limit_s)
         if found is None:
             return None
         value, spans = found
@@ -90,25 +90,35 @@ class Cutter:
             pipeline_s=value,
         )
 
-    def _least(self, costs: list[Floats]) -> tuple[float, tuple[tuple[int, int], ...]] | None:
+    def _least(self, costs: list[Floats], limit_s: float) -> tuple[float, tuple[tuple[int, int], ...]] | None:
         pace = _least_pace(costs)
-        if not np.isfinite(pace):
+        if not np.isfinite(pace) or self._m * pace >= limit_s:
             return None
         best: tuple[float, tuple[tuple[int, int], ...]] | None = None
         loosest = _least_sum(costs, np.inf)
+        through_s = sum(float(cost[span]) for cost, span in zip(costs, loosest, strict=True))
+        if through_s + (self._m - 1) * pace >= limit_s:
+            return None
         for _ in range(MOST_PACES):
             spans = _least_sum(costs, pace)
             stage_s = [float(cost[span]) for cost, span in zip(costs, spans, strict=True)]
-            value = sum(stage_s) + (self._m - 1) * max(stage_s)
+            value = self._seconds(stage_s)
             if best is None or value < best[0]:
                 best = value, spans
-            gain = sum(stage_s) - sum(float(cost[span]) for cost, span in zip(costs, loosest, strict=True))
-            above = [float(cost[(cost > pace) & np.isfinite(cost)].min(initial=np.inf)) for cost in costs]
-            following = min(above)
+            gain = sum(stage_s) - through_s
+            if gain <= 0:
+                break
+            following = min(float(cost[(cost > pace) & np.isfinite(cost)].min(initial=np.inf)) for cost in costs)
             if not np.isfinite(following) or (self._m - 1) * (following - pace) >= gain:
                 break
             pace = following
         return best
+
+    def _seconds(self, pace_s: Sequence[float]) -> float:
+        """Return the closed form of stages that compute and send in `pace_s` each."""
+        if self._timing == "columns":
+            return columns_s(self._m, pace_s, [0.0] * (len(pace_s) - 1))
+        return sum(pace_s) + (self._m - 1) * max(pace_s)
 
     def _sent(self, meshes: Sequence[int], classes: Sequence[int]) -> list[float]:
         """Return the seconds each stage sends for a microbatch."""

@@ -164,8 +164,9 @@ def _of(model: str, rows: Iterable[TimeRow]) -> list[TimeRow]:
 
 def _table(profile: Profile, settings: Settings, model: str, notes: list[str]) -> LayerTable:
     times = _of(model, profile.times)
-    sizes = {(row.tp, row.layer): row for row in profile.sizes if row.model in (model, "")}
-    kinds = layer_kinds(times, list(sizes.values()), settings.count)
+    stated = [row for row in profile.sizes if row.model in (model, "")]
+    kinds = layer_kinds(times, stated, settings.count)
+    sizes = _filled_sizes(stated, kinds)
     found: list[LayerRow] = []
     for (device, tp, microbatch), rows in _by_option(times).items():
         filled = _filled(rows, kinds)
@@ -230,6 +231,19 @@ def _filled(rows: Mapping[int, TimeRow], kinds: Sequence[LayerKind]) -> list[Tim
     return filled
 
 
+def _filled_sizes(sizes: Sequence[SizeRow], kinds: Sequence[LayerKind]) -> dict[tuple[int, int], SizeRow]:
+    """Return a row by tp and layer; layers of which there is none take the last row of their kind."""
+    found: dict[tuple[int, int], SizeRow] = {}
+    for tp in sorted({row.tp for row in sizes}):
+        own = {row.layer: row for row in sizes if row.tp == tp}
+        of_kind = {kinds[layer]: own[layer] for layer in sorted(own)}
+        for layer, kind in enumerate(kinds):
+            row = own.get(layer) or of_kind.get(kind)
+            if row is not None:
+                found[tp, layer] = row
+    return found
+
+
 def _sized(row: TimeRow, size: SizeRow | None, layer: int) -> LayerRow:
     saved = row.saved_bytes
     if saved is None and size is not None and size.saved_bytes is not None:
@@ -285,9 +299,10 @@ def layer_model_text(profile: Profile, settings: Settings, model: str | None, se
     """
     name = _model_name(profile, model)
     times = _of(name, profile.times)
-    sizes = {row.layer: row for row in profile.sizes if row.model in (name, "") and row.tp == 1}
-    kinds = layer_kinds(times, list(sizes.values()), settings.count)
-    cut_by = math.lcm(*{row.tp for row in times}, *{row.tp for row in profile.sizes if row.model in (name, "")})
+    stated = [row for row in profile.sizes if row.model in (name, "")]
+    kinds = layer_kinds(times, stated, settings.count)
+    sizes = {layer: row for (tp, layer), row in _filled_sizes(stated, kinds).items() if tp == 1}
+    cut_by = math.lcm(*{row.tp for row in times}, *{row.tp for row in stated})
     lines = ["hetplan: model/v1", f"name: {scalar_text(name)}", "layers:"]
     entries = []
     for layer, kind in enumerate(kinds):
