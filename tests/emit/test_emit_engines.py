@@ -324,7 +324,7 @@ def test_frozen_layers_and_adapters_are_not_silently_trained():
     (module,) = work.model.modules
     frozen = replace(module, layers=(module.layers[0], *(replace(x, gradients="input") for x in module.layers[1:])))
     partly = replace(work, model=replace(work.model, modules=(frozen,)))
-    for engine in ("megatron", "torchtitan", "flagscale"):
+    for engine in ("megatron", "torchtitan", "flagscale", "hetplan"):
         with pytest.raises(UsageError, match=f"{engine} cannot be told of frozen layers"):
             files(partly, engine)
 
