@@ -50,7 +50,7 @@ def require_runnable(job: Job, engine: str) -> None:
     if job.model.volumes is not None or not layers:
         raise UsageError(f"{job.model.name} is known by its traffic alone: there is nothing to launch")
     if any(layer.gradients != "all" or layer.adapters for layer in layers):
-        raise UsageError(f"{engine} cannot be told of frozen layers and adapters: it would train all of {job.model.name}")
+        raise UsageError(f"{engine} cannot be told of frozen layers and adapters; it would train all layers")
     precisions = PROFILES[engine].precisions
     if job.workload.precision not in precisions:
         raise UsageError(f"{engine} cannot run {job.workload.precision} (it has {', '.join(precisions)})")
