@@ -41,23 +41,23 @@ SWEEP, FIRST_SWEEP = 4096, 256
 """Patterns bounded in one go, with and without a best plan to compare with."""
 TOLERANCE = 0.004
 """The visit ends when no bound is further below the best plan than this."""
-MOST_VISITED = 160_000
+MOST_VISITED = 40_000
 """Patterns visited at the default effort of 10."""
 STARTS = ((2, 384), (3, 48))
 """Patterns of at most so many blocks looked at first, to have a plan to compare with."""
 FIRST_PRICED = 10
 WANTED_GAP = TOLERANCE
 """Patterns whose bound is further below the best plan than this are looked at cut by cut."""
-VISITS_A_SETTLED = 5000
+VISITS_A_SETTLED = 1000
 MOST_SETTLED_STAGES = 16
 NEAR_BEST = 1.01
+HOPELESS = 1.12
+"""Even and balanced cuts that are slower than the best plan by this factor do not become better than it."""
 FEWEST_PRICES = 32
 VISITS_A_PRICE = 200
 """One layout may be priced for every so many patterns that may be visited."""
-FEW_COPIES = 16
-"""Where devices cost, numbers of copies below are tried one by one, larger ones by powers of two."""
-NEXT_COPIES = 4
-"""Numbers of copies below the most that are tried one by one."""
+FEW_COPIES, NEXT_COPIES = 16, 4
+"""Where devices cost, copies below are tried one by one, more by powers of two; else so many below the most."""
 MOST_DEGREE = 64
 """Sharing states wider than this is not told apart when cuts are made."""
 FEW_DEGREE = 8
@@ -343,8 +343,12 @@ class ShapeSearch:
         pattern = field.patterns.take(np.array([one.row]))
         mesh_p = np.repeat(pattern.mesh[0], np.where(pattern.mesh[0] >= 0, pattern.count[0], 0))
         recut = Recut(self.problem, tables, mesh_p, count, ending)
-        balanced = best_cuts(self.problem, tables, pattern, count).ends[:, : len(mesh_p)]
-        starts = np.concatenate([even_cuts(recut.decoders, mesh_p, np.array(one.ends)), balanced])
+        starts = even_cuts(recut.decoders, mesh_p, np.array(one.ends))
+        hopeless_s = float(self._limits_s(field, np.array([one.row]), np.array([copies]))[0][0]) * HOPELESS
+        if not recut.least_of(starts, hopeless_s)[1].size:
+            starts = best_cuts(self.problem, tables, pattern, count).ends[:, : len(mesh_p)]
+            if not recut.least_of(starts, hopeless_s)[1].size:
+                return None
         places = recut.best(starts)
         if places is None:
             return None
