@@ -22,7 +22,9 @@ from hetplan.specs.workload import Workload
 
 MOST_FRACTION = 1.5
 """Largest factor on a nominal figure that a calibration may hold."""
-MOST_ROUNDS = 20
+MOST_ROUNDS = 30
+DAMPING = 0.5
+"""Seconds of small products go with their fixed cost over their rate: correcting both in full would do so twice."""
 CLOSE = 0.002
 """Relative difference of predicted and measured that ends the rounds."""
 
@@ -41,20 +43,27 @@ def corrected(calibration: Calibration | None, run: Run, document: Mapping[str, 
     """Return the calibration with every device of the run as slow or fast as it was measured."""
     found = before = calibration or Calibration()
     measured = _by_device(run.cluster, [(s["group"], s["busy"]["measured_s"]) for s in document["stages"]])
-    whole = dict.fromkeys(measured, 1.0)
+    ratios: dict[str, float] = {}
+    whole: dict[str, float] = {}
     for _ in range(MOST_ROUNDS):
         said = estimate(run.layout, price(run.cluster, run.model, run.workload, found))
         predicted = _by_device(run.cluster, [(stage.group, stage.busy_s) for stage in said.stages])
         ratios = {name: measured[name] / predicted[name] for name in measured if predicted[name] > 0}
+        whole = whole or ratios
         if all(abs(ratio - 1.0) < CLOSE for ratio in ratios.values()):
             break
-        whole = {name: whole[name] * ratio for name, ratio in ratios.items()}
-        devices = {**found.devices, **{name: _scaled(found.device(name), ratio) for name, ratio in ratios.items()}}
+        devices = {**found.devices, **{name: _scaled(found.device(name), r**DAMPING) for name, r in ratios.items()}}
         found = replace(found, devices=devices, layers=found.layers and _scaled_rows(found.layers, ratios))
     notes = {
         f"corrected {name}": f"a run took {ratio:.3f} times the seconds predicted" for name, ratio in whole.items()
     }
     return replace(found, provenance={**before.provenance, **notes})
+
+
+def _note(whole: float, left: float) -> str:
+    """Return what was corrected, and what a factor of at most `MOST_FRACTION` on nominal figures could not reach."""
+    text = f"a run took {whole:.3f} times the seconds predicted"
+    return text if abs(left - 1.0) < 10 * CLOSE else f"{text}; {left:.3f} of it is left, nominal figures do not fit"
 
 
 def _by_device(cluster: Cluster, rows: list[tuple[str, float]]) -> dict[str, float]:

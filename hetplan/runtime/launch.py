@@ -267,6 +267,8 @@ def _told_once(failure: Failure, job: Job, store: Any) -> HetplanError:
                 return RunError(store.get("hetplan/failure").decode())
             time.sleep(POLL_S)
         found = blame(stored_signs(store, len(job.task.seats)), time.monotonic())
+        if store.add("hetplan/said", 1) > 1:
+            return RunError(f"{failure.seat.words}: ended with the job, see the other message")
     except RuntimeError:
         return failure.error
     names = ", ".join(job.task.seats[rank].words for rank in found.ranks)

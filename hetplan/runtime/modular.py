@@ -65,7 +65,9 @@ def samples_of(rows: Sequence[Row], first_number: int = 0) -> tuple[Sample, ...]
     """Return samples of rows of lengths."""
     return tuple(
         Sample(
-            number=first_number + i, text=row.text, images=tuple(size for sizes in row.items.values() for size in sizes)
+            number=first_number + i,
+            text=row.text,
+            images=tuple(size for sizes in row.items.values() for size in sizes if size),
         )
         for i, row in enumerate(rows)
     )

@@ -8,7 +8,7 @@ are the same and the two are told apart by when the sender's action ended, on se
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -117,53 +117,54 @@ def _busy(step: StepTrace) -> float:
 
 
 def _parts(traces: Sequence[RankTrace]) -> dict[str, float | None]:
-    """Return the mean seconds of each part on the rank with most work."""
+    """Return the median seconds of each part on the rank with most work; the parts of one step sum to it."""
     busiest = max(traces, key=lambda t: sum(_busy(step) for step in t.steps))
-    count = len(busiest.steps)
-    axes = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
-    for step in busiest.steps:
-        for passed in step.result.trace:
-            for axis, seconds in passed.axes_s.items():
-                axes[axis] += seconds / count
-    busy = sum(_busy(step) for step in busiest.steps) / count
-    wait = sum(passed.wait_s for step in busiest.steps for passed in step.result.trace) / count
     one_host = len({t.seat.node for t in traces}) == 1
-    transfer = _transfer(busiest, traces) / count if one_host else None
-    dp = sum(step.result.reduce_s + step.result.gather_s for step in busiest.steps) / count
-    optimizer = sum(step.result.optimizer_s for step in busiest.steps) / count
-    whole = sum(step.step_s for step in busiest.steps) / count
+    transfers = _transfers(busiest, traces) if one_host else [0.0] * len(busiest.steps)
+    rows = [_step_parts(step, transfer) for step, transfer in zip(busiest.steps, transfers, strict=True)]
+    parts: dict[str, float | None] = {name: median(row[name] for row in rows) for name in rows[0]}
+    return parts if one_host else {**parts, "pp": None}
+
+
+def _step_parts(step: StepTrace, transfer_s: float) -> dict[str, float]:
+    """Return the parts of one step."""
+    result = step.result
+    axes = {"tp": 0.0, "cp": 0.0, "ep": 0.0}
+    for passed in result.trace:
+        for axis, seconds in passed.axes_s.items():
+            axes[axis] += seconds
+    busy, wait = _busy(step), sum(passed.wait_s for passed in result.trace)
+    dp = result.reduce_s + result.gather_s
     return {
         "compute": busy - sum(axes.values()),
         **axes,
-        "pp": transfer,
-        "bubble": wait - (transfer or 0.0),
+        "pp": transfer_s,
+        "bubble": wait - transfer_s,
         "dp": dp,
-        "optimizer": optimizer,
-        "other": whole - busy - wait - dp - optimizer,
+        "optimizer": result.optimizer_s,
+        "other": step.step_s - busy - wait - dp - result.optimizer_s,
     }
 
 
-def _transfer(own: RankTrace, traces: Sequence[RankTrace]) -> float:
-    """Return the seconds a rank waited for messages whose sender had finished."""
-    ends: dict[tuple[int, int, str, int, int], float] = {}
-    for trace in traces:
-        if (trace.seat.row, trace.seat.copy) != (own.seat.row, own.seat.copy):
-            continue
-        for index, step in enumerate(trace.steps):
-            for passed in step.result.trace:
-                key = (index, trace.seat.stage, *_key(passed))
-                ends[key] = max(ends.get(key, 0.0), passed.start_s + passed.wait_s + passed.work_s)
-    by_message = {(index, *rest): end for (index, _, *rest), end in ends.items()}
-    total = 0.0
+def _transfers(own: RankTrace, traces: Sequence[RankTrace]) -> list[float]:
+    """Return, step by step, the seconds a rank waited for messages whose sender had finished."""
+    mates = [t for t in traces if (t.seat.row, t.seat.copy) == (own.seat.row, own.seat.copy)]
+    found = []
     for index, step in enumerate(own.steps):
-        for passed in step.result.trace:
-            kind = "F" if passed.action.kind == "F" else "B"
-            sender = passed.action.stage + (-1 if kind == "F" else 1)
-            end = by_message.get((index, kind, sender, passed.action.microbatch))
-            if end is not None and passed.action.kind != "W":
-                ready_s = passed.start_s + passed.wait_s
-                total += max(0.0, ready_s - max(passed.start_s, end))
-    return total
+        ends: dict[tuple[str, int, int], float] = {}
+        for mate in mates:
+            for passed in mate.steps[index].result.trace:
+                end_s = passed.start_s + passed.wait_s + passed.work_s
+                ends[_key(passed)] = max(ends.get(_key(passed), 0.0), end_s)
+        found.append(sum(_late(passed, ends) for passed in step.result.trace))
+    return found
+
+
+def _late(passed: Passed, ends: Mapping[tuple[str, int, int], float]) -> float:
+    """Return how long an action waited for its message after the sender's action had ended."""
+    kind, stage, microbatch = _key(passed)
+    end_s = ends.get((kind, stage + (-1 if kind == "F" else 1), microbatch)) if kind != "W" else None
+    return 0.0 if end_s is None else max(0.0, passed.start_s + passed.wait_s - max(passed.start_s, end_s))
 
 
 def _key(passed: Passed) -> tuple[str, int, int]:

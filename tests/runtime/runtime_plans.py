@@ -13,7 +13,7 @@ from hetplan.plan.text import plan_text
 CLUSTER = """hetplan: cluster/v1
 name: cores
 devices:
-  Core: {memory: 8 GiB, usable_memory: 7 GiB, memory_bandwidth: 10 GB/s, peak: {fp32: 80 GFLOP/s, bf16: 80 GFLOP/s},
+  Core: {memory: 8 GiB, usable_memory: 7 GiB, memory_bandwidth: 100 GB/s, peak: {fp32: 1 TFLOP/s, bf16: 1 TFLOP/s},
     link_bandwidth: 2 GB/s, pair_bandwidth: 2 GB/s, pcie_bandwidth: 2 GB/s, tdp: 30 W, features: [bf16], vendor: CPU}
 groups:
   a: {device: Core, nodes: 1, devices_per_node: 8}

@@ -10,6 +10,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -78,6 +79,15 @@ def test_a_run_goes_on_under_other_plans_as_if_nothing_had_happened(text: Path, 
     third = job(text, THIRD, 6, saving=Saving(root=root, resume=root / "step-00000004"))
     assert losses(first, second, third) == pytest.approx(whole, rel=1e-6)
     assert complete_steps(root) == [4, 6]
+
+
+def test_bf16_with_wide_states_follows_the_wide_run(text: Path, tmp_path: Path) -> None:
+    narrow = replace(job(text, MIXED, 3), workload=replace(job(text, MIXED).workload, precision="bf16"))
+    root = tmp_path / "checkpoints"
+    wide = losses(job(text, ALONE, 3))
+    assert losses(replace(narrow, saving=Saving(root=root))) == pytest.approx(wide, rel=5e-3)
+    later = replace(narrow, steps=4, saving=Saving(resume=root))
+    assert losses(later) == pytest.approx(losses(job(text, ALONE, 4, saving=Saving(resume=root))), rel=5e-3)
 
 
 def child_of(rank: int) -> Any:
