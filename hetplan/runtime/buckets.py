@@ -13,8 +13,9 @@ full           the same, and weights are held in n-ths between uses (`Bucket.fet
 =============  ==========================================================================================
 
 Gradients are summed up whole until the end of a step, whatever is sharded: replicas of unlike microbatch counts cannot
-reduce each microbatch together. ZeRO stages 0 to 3 (Rajbhandari 2020, arXiv:1910.02054). fully_shard of torch is not used: it needs the same sequence of
-passes on every rank of a group, and replicas here differ in microbatches, cuts and tp.
+reduce each microbatch together. ZeRO stages 0 to 3 (Rajbhandari 2020, arXiv:1910.02054). fully_shard of torch is not
+used: it needs the same sequence of passes on every rank of a group, and replicas here differ in microbatches, cuts and
+tp.
 
 Collectives of different buckets run side by side: all are started, in one global order, before the first is waited for.
 """
