@@ -2,7 +2,7 @@
 
 Kept: the input of every norm, linear and activation (once where operators share it), queries, keys and values, and,
 where attention materialises them, probabilities, dropout mask and dropped probabilities; dropout masks of one byte.
-Gradients of score matrices come and go within one layer's backward pass, two at a time.
+Gradients of score matrices come and go within one layer's backward pass.
 For a GPT layer of hidden size h, a heads, b sequences of s tokens this is `s b h (34 + 5 a s / h)`; tensor parallelism
 divides all but norm inputs, the inputs of cut linears and residual dropout masks, `s b h (10 + 24/t + 5 a s / (h t))`;
 sequence parallelism divides those too (Korthikanti 2022, arXiv:2205.05198, eq. 1, 2, 4). Selective recomputation keeps
@@ -21,9 +21,11 @@ from hetplan.costs.compute import Amount, linear_shape
 from hetplan.costs.records import Floats
 from hetplan.specs.model import Activation, Attention, Experts, Layer, Linear, Loss, Norm, Operator, Table
 
-SCORE_GRADIENTS = 2
-"""Matrices of the size of the scores that the backward pass of softmax and dropout holds at once: the gradient that
-arrives and the one that leaves. In the forward pass what is held for a moment is less than what is kept."""
+SCORES_ON_TOP = {True: 1, False: 2}
+"""Matrices of the size of the scores that a backward pass holds on top of those kept, with dropout and without.
+
+The gradient of the dropped probabilities takes the place of these, which are then free; dropout's backward pass makes
+one more. Without dropout nothing is free before softmax's backward pass has turned one gradient into another."""
 RECOMPUTED_KINDS = ("encoder", "decoder", "projector", "mtp")
 """Layers that recomputation touches; embedding and head keep what they need."""
 
@@ -132,7 +134,9 @@ def _attention(attention: Attention, layer: Layer, batch: Batch, tokens_o: Float
     seq_len = layer.tokens_per_sample or batch.workload.seq_len
     bytes_a_score = 2 * element + 1 if layer.dropout else element
     scores_o = np.where(batch.flash_o, 0.0, tokens_o * seq_len * heads_o * bytes_a_score)
-    passing_o = np.where(batch.flash_o, 0.0, SCORE_GRADIENTS * tokens_o * seq_len * heads_o * element)
+    passing_o = np.where(
+        batch.flash_o, 0.0, SCORES_ON_TOP[bool(layer.dropout)] * tokens_o * seq_len * heads_o * element
+    )
     return Activations(
         kept_bytes=tokens_o * widths_o * element + log_sums_o,
         score_bytes=scores_o,
