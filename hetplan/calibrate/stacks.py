@@ -1,8 +1,9 @@
 """Constants for every device and software stack of a set of runs, from general to particular.
 
-First one vector for all runs, then one for each kind of device starting from it, then one for each stack on that
-device, and for each of its releases. A run of an unknown stack is priced with its device's constants, one of an
-unknown device with those of all.
+First one vector for all runs, then one for each kind of device and one for each software stack that ran on several,
+both starting from it; then one for each stack on each device, starting from its stack's where it ran elsewhere too,
+else from the device's; and for each of its releases. A run of an unknown stack is priced with its device's constants, a
+known stack on an unknown device with the stack's, anything else with those of all.
 """
 
 from __future__ import annotations
@@ -22,9 +23,10 @@ Devices = tuple[str, ...]
 ANY: Devices = ("any",)
 ROUGH = Effort(descents=1, most_steps=6)
 """For the general levels, which later ones refine."""
-STACK = Effort(freedom=0.6)
+STACK = Effort()
+DEVICE_OF_A_STACK = Effort(freedom=0.5)
 RELEASE = Effort(freedom=0.25)
-"""Stacks differ less from their device's constants than devices differ, releases less again."""
+"""One stack differs less from device to device than stacks differ, and its releases less again."""
 ROWS_OF_A_STACK = 8
 """Rows of one stack that general levels look at: enough to say how it differs, and no stack drowns the others."""
 
@@ -35,6 +37,8 @@ class Stacks:
 
     everywhere: Fitted
     by_device: dict[Devices, Fitted]
+    by_software: dict[str, Fitted]
+    """Stacks that ran on several kinds of device, these together."""
     by_stack: dict[tuple[str, Devices], Fitted]
     by_release: dict[tuple[str, str, Devices], Fitted]
     """Where runs of one stack name several releases."""
@@ -47,6 +51,9 @@ class Stacks:
         own = self.by_stack.get((setup.run.stack, setup.devices))
         if own is not None:
             return "stack", own
+        software = self.by_software.get(setup.run.stack)
+        if software is not None:
+            return "software", software
         device = self.by_device.get(setup.devices)
         return ("device", device) if device is not None else ("all", self.everywhere)
 
@@ -61,6 +68,7 @@ def fit_stacks(
     """Return constants fitted on `observations`; not `particular`: for devices only, not for each stack."""
     known = predictions or Predictions()
     everywhere = fit(few_of_each(observations), ANY, np.zeros(len(blocks(ANY))), known, ROUGH)
+    by_software = _software(observations, everywhere.offsets, known) if particular else {}
     by_device: dict[Devices, Fitted] = {}
     by_stack: dict[tuple[str, Devices], Fitted] = {}
     by_release: dict[tuple[str, str, Devices], Fitted] = {}
@@ -70,23 +78,39 @@ def fit_stacks(
         by_device[devices] = fit(few_of_each(of_device), devices, start, known, ROUGH)
         for name in sorted({row.setup.run.stack for row in of_device}) if particular else ():
             rows = [row for row in of_device if row.setup.run.stack == name]
-            own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known, STACK)
+            if name in by_software:
+                start, effort = spread_out(by_software[name].offsets, len(devices)), DEVICE_OF_A_STACK
+            else:
+                start, effort = by_device[devices].offsets, STACK
+            own = by_stack[name, devices] = fit(rows, devices, start, known, effort)
             releases = sorted({row.setup.run.release for row in rows})
             for release in releases if len(releases) > 1 else ():
                 of_release = [row for row in rows if row.setup.run.release == release]
                 by_release[name, release, devices] = fit(of_release, devices, own.offsets, known, RELEASE)
-    return Stacks(everywhere=everywhere, by_device=by_device, by_stack=by_stack, by_release=by_release)
+    return Stacks(
+        everywhere=everywhere, by_device=by_device, by_software=by_software, by_stack=by_stack, by_release=by_release
+    )
 
 
-def few_of_each(observations: Sequence[Observation]) -> list[Observation]:
-    """Return at most so many rows of each stack, spread evenly over the order in which they came."""
+def _software(observations: Sequence[Observation], start: Floats, known: Predictions) -> dict[str, Fitted]:
+    """Return constants of each stack that ran on several kinds of device."""
+    found: dict[str, Fitted] = {}
+    for name in sorted({row.setup.run.stack for row in observations}):
+        rows = [row for row in observations if row.setup.run.stack == name]
+        if len({row.setup.devices for row in rows}) > 1:
+            found[name] = fit(few_of_each(rows, 3 * ROWS_OF_A_STACK), ANY, start, known)
+    return found
+
+
+def few_of_each(observations: Sequence[Observation], most: int = ROWS_OF_A_STACK) -> list[Observation]:
+    """Return at most so many rows of each stack and device, spread evenly over the order in which they came."""
     stacks: dict[tuple[str, Devices], list[Observation]] = {}
     for row in observations:
         stacks.setdefault((row.setup.run.stack, row.setup.devices), []).append(row)
     chosen: list[Observation] = []
     for rows in stacks.values():
-        step = max(1.0, len(rows) / ROWS_OF_A_STACK)
-        chosen.extend(rows[int(place * step)] for place in range(min(len(rows), ROWS_OF_A_STACK)))
+        step = max(1.0, len(rows) / most)
+        chosen.extend(rows[int(place * step)] for place in range(min(len(rows), most)))
     return chosen
 
 
