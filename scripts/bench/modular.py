@@ -21,7 +21,8 @@ import torch.multiprocessing as mp
 
 from hetplan.balance import CostModel
 from hetplan.plan.modules import ModuleLayout, Placement
-from hetplan.runtime.modular import Division, ModularRank, Sample, divide
+from hetplan.runtime.modular import ModularRank
+from hetplan.runtime.modular_batch import Division, Sample, divide
 from hetplan.specs.model import Model
 from hetplan.specs.read_model import model_from_text
 

@@ -12,7 +12,8 @@ import torch.distributed as dist
 import torch.multiprocessing as mp
 
 from hetplan.plan.modules import ModuleLayout, Placement
-from hetplan.runtime.modular import Division, ModularRank, Sample, divide, patches_of, text_of
+from hetplan.runtime.modular import ModularRank
+from hetplan.runtime.modular_batch import Division, Sample, divide, patches_of, text_of
 from hetplan.runtime.modular_model import (
     Decoder,
     Tower,

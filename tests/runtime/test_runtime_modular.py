@@ -13,7 +13,8 @@ import torch
 from modular_pool import loads_of, run_all, single, small_batch, small_model, two
 
 from hetplan.errors import UsageError
-from hetplan.runtime.modular import divide, require_runnable
+from hetplan.runtime.modular import require_runnable
+from hetplan.runtime.modular_batch import divide
 
 PLANS = {
     "apart 1 + 1": (two((1, 1), (0, 1, 1), 4, 2), False),
