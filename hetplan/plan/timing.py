@@ -16,7 +16,10 @@ pipelines of at most three stages the first's counts once, as in the simulator o
 
     T = sum_s (t_s + c_s) + (m - 1) max_s (t_s + c_s)
 
-or in *columns*: with `c_s = 2 d_s`, what stage s and the next exchange, all stages that are busy at once wait for the
+*blocking* is the same where both ends of a transfer wait for it, `c_s = 2 (d_(s-1) + d_s)`: activations and gradients,
+coming and going, as in engines whose sends and receives are calls that return when they are done.
+
+Or in *columns*: with `c_s = 2 d_s`, what stage s and the next exchange, all stages that are busy at once wait for the
 slowest of them (GPipe's picture; Yan 2024, FlashFlex, arXiv:2409.01143),
 
     T = sum over j = 0 .. m + p - 2 of max over s with s <= j < s + m of (t_s + c_s)
@@ -136,6 +139,13 @@ def lock_step_s(num_microbatches: int, stage_s: Sequence[float], p2p_s: Sequence
     return sum(paces) + (num_microbatches - 1) * max(paces)
 
 
+def blocking_s(num_microbatches: int, stage_s: Sequence[float], p2p_s: Sequence[float]) -> float:
+    """Return the seconds of a pipeline whose stages wait for all they send and receive."""
+    around = [0.0, *p2p_s[: len(stage_s) - 1], 0.0]
+    paces = [seconds + 2 * (around[s] + around[s + 1]) for s, seconds in enumerate(stage_s)]
+    return sum(paces) + (num_microbatches - 1) * max(paces)
+
+
 def columns_s(num_microbatches: int, stage_s: Sequence[float], p2p_s: Sequence[float]) -> float:
     """Return the seconds of a pipeline in columns, from both passes of each stage and one transfer a boundary."""
     num, m = len(stage_s), num_microbatches
@@ -146,8 +156,10 @@ def columns_s(num_microbatches: int, stage_s: Sequence[float], p2p_s: Sequence[f
 def _closed_form(pp: int, num_microbatches: int, durations: Durations) -> Finish:
     """Return one end for all; a rank's virtual stages work one after the other."""
     totals = [f + b for f, b in zip(durations.forward_s, durations.backward_s, strict=True)]
-    form = lock_step_s if durations.timing == "lock-step" else columns_s
-    end_s = form(num_microbatches, [sum(totals[q::pp]) for q in range(pp)], durations.p2p_s[: pp - 1])
+    forms = {"lock-step": lock_step_s, "blocking": blocking_s, "columns": columns_s}
+    end_s = forms[durations.timing](
+        num_microbatches, [sum(totals[q::pp]) for q in range(pp)], durations.p2p_s[: pp - 1]
+    )
     return Finish(rank_s=(end_s,) * pp, gradients_s=(end_s,) * len(totals))
 
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -128,6 +129,8 @@ class Cutter:
         between = [self._transfer_s(meshes, classes, s) for s in range(num - 1)]
         if self._timing == "columns":
             return [*(2 * seconds for seconds in between), 0.0]
+        if self._timing == "blocking":
+            return [2 * (a + b) for a, b in pairwise([0.0, *between, 0.0])]
         first = between[0] * (1 if num <= SHORT_PIPELINE else 2)
         middle = [between[s - 1] + between[s] for s in range(1, num - 1)]
         return [first, *middle, 2 * between[-1]]

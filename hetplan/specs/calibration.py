@@ -15,7 +15,7 @@ from hetplan.specs.layer_table import LayerTable, LinkFits
 ANY_NETWORK = "*"
 """Names the constants of every network that has none of its own."""
 Origin = Literal["measured", "fitted", "datasheet", "assumed"]
-PipelineTiming = Literal["exact", "lock-step", "columns"]
+PipelineTiming = Literal["exact", "lock-step", "blocking", "columns"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +93,7 @@ class Overlap:
     sends_block: float = 0.0
     """Part of a transfer between stages for which the sending rank does nothing else (1: sends that block)."""
     pipeline: PipelineTiming = "exact"
-    """exact: stages run ahead and transfers hide as the schedule lets them. lock-step, columns: nothing hides; closed
+    """exact: stages run ahead and transfers hide as the schedule lets them. lock-step, blocking, columns: nothing hides; closed
     forms of planners that know no schedule (see `plan.timing`)."""
 
 

@@ -35,7 +35,7 @@ from hetplan.specs.read_layer_table import layer_lines, link_lines, read_layers,
 from hetplan.units import UnitKind, quantity_text
 
 ORIGINS: tuple[Origin, ...] = ("measured", "fitted", "datasheet", "assumed")
-PIPELINES: tuple[PipelineTiming, ...] = ("exact", "lock-step", "columns")
+PIPELINES: tuple[PipelineTiming, ...] = ("exact", "lock-step", "blocking", "columns")
 _TINY = 1e-6
 """Stands for "above zero" where a fraction divides."""
 

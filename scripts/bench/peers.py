@@ -87,8 +87,8 @@ def sailor(args: argparse.Namespace, folder: Path) -> Iterator[str]:
 
 PEER_WINS = """**Where a peer wins**: on 4+4 Sailor's own planner returns five replicas of one stage (four A100, and the
 four V100 as one tensor-parallel group), which share 1024 samples in microbatches of 2 as 103 each: 1030 samples. Its
-evaluator takes that with a warning; hetplan meets the batch exactly, and with equal shares five replicas cannot. What it
-returns is the best plan without a warning that it knows."""
+evaluator takes that with a warning; hetplan meets the batch exactly, and with equal shares five replicas cannot. What
+it returns is the best plan without a warning that it knows."""
 
 
 def cost(args: argparse.Namespace, folder: Path) -> Iterator[str]:

@@ -1,8 +1,9 @@
 """DT-FM's networks (Yuan 2022, NeurIPS, arXiv:2206.01288; github.com/DS3Lab/DT-FM, MIT): placements of 8 x 8 devices.
 
 Its objective in seconds: the slowest exchange of a stage, `max over members i of sum over peers j of
-2 (delay + gradient / (replicas x bandwidth))`, and twice the open path over all stages, each hop the slowest pair of the best matching,
-`delay + activation / bandwidth`. It is worked out here from the pipelines hetplan returns, device by device.
+2 (delay + gradient / (replicas x bandwidth))`, and twice the open path over all stages, each hop the slowest pair of
+the best matching, `delay + activation / bandwidth`. It is worked out here from the pipelines hetplan returns, device by
+device.
 """
 
 from __future__ import annotations
