@@ -118,12 +118,13 @@ def check_deepspeed(request: dict[str, Any]) -> Facts:
 
 
 def check_flagscale(request: dict[str, Any]) -> Facts:
-    """FlagScale's own rules of heterogeneous settings; facts: ranks of each mesh."""
+    """FlagScale's own rules of heterogeneous settings, its hostfile reader and its flags; facts: ranks and slots."""
     _first_on_path(request["source"])
     import torch
     import yaml
 
     torch.distributed.get_rank = lambda *_: 0
+    from flagscale.runner.utils import flatten_dict_to_args, parse_hostfile
     from flagscale.train.arguments import FSTrainArguments
 
     train = yaml.safe_load((Path(request["folder"]) / "train-hetero.yaml").read_text())
@@ -141,7 +142,12 @@ def check_flagscale(request: dict[str, Any]) -> Facts:
     mapper = types.SimpleNamespace(to_logical_ranks=lambda ranks: ranks)
     arguments = FSTrainArguments(types.SimpleNamespace(**defaults, **flat), rank_mapper=mapper)
     arguments.pre_validate_args()
-    return {"ranks": [tp * cp * dp * pp for tp, cp, _, dp, pp in arguments.args.hetero_process_meshes]}
+    ranks = [tp * cp * dp * pp for tp, cp, _, dp, pp in arguments.args.hetero_process_meshes]
+    slots = {node: entry["slots"] for node, entry in parse_hostfile(str(Path(request["folder"]) / "hostfile")).items()}
+    if sum(slots.values()) != sum(ranks):
+        raise ValueError(f"the hostfile has {sum(slots.values())} slots, the meshes {sum(ranks)} ranks")
+    flags = flatten_dict_to_args({**train["system"], **train["model"], **train["data"]}, [])
+    return {"ranks": ranks, "slots": slots, "flags": [flag for flag in flags if flag.startswith("--")]}
 
 
 def check_crd(request: dict[str, Any]) -> Facts:

@@ -106,7 +106,12 @@ def test_torchtitan_takes_its_configuration(tmp_path):
 def test_flagscale_takes_its_meshes(tmp_path):
     (source,) = real("HETPLAN_FLAGSCALE")
     said = ask(parser="flagscale", source=source, folder=str(emitted(tmp_path, meshes(), "flagscale")))
-    assert said == {"problems": [], "facts": {"ranks": [8, 8]}}
+    assert said["problems"] == []
+    assert said["facts"]["ranks"] == [8, 8]
+    assert said["facts"]["slots"] == {"a100-1": 8, "v100-1": 8}
+    assert {"--hetero-process-meshes", "--hetero-pipeline-layer-split", "--hidden-dropout"} <= set(
+        said["facts"]["flags"]
+    )
 
 
 def test_deepspeed_takes_its_configuration_and_hostfile(tmp_path):
