@@ -136,12 +136,14 @@ class BlockBounder:
         return BlockBounds(step_s=step_s, ends=ends)
 
     def divisions_below(self, shapes: Shapes) -> Ints:
-        """Return the block ends of every division of one pattern whose bound is below its limit, (D, K)."""
+        """Return the block ends of every division of one pattern below its limit, best bound first, (D, K)."""
         owner, edges = _divisions(self._costs, shapes)
         if not len(owner):
             return np.zeros((0, shapes.mesh.shape[1]), dtype=np.int64)
-        below = _Divided(self._costs, shapes, owner, edges).step_s() < shapes.limit_s[owner]
-        return np.stack([edge[below] for edge in edges[1:]], axis=1)
+        seconds = _Divided(self._costs, shapes, owner, edges).step_s()
+        order = np.argsort(seconds, kind="stable")
+        order = order[seconds[order] < shapes.limit_s[0]]
+        return np.stack([edge[order] for edge in edges[1:]], axis=1)
 
     def _batch(self, shapes: Shapes) -> int:
         cuts = shapes.mesh.shape[1] - 1

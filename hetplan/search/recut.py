@@ -95,6 +95,10 @@ class Recut:
         spans = pairwise([0, *ends.tolist()])
         return tuple((m, span, r) for m, span, r in zip(self._mesh_p.tolist(), spans, modes.tolist(), strict=True))
 
+    def any_fits(self, cuts: Ints) -> bool:
+        """Return whether one of the cuts is valid."""
+        return bool(self._timed(cuts).valid.any())
+
     def least_of(self, cuts: Ints, limit_s: float) -> tuple[float, Ints]:
         """Return the least exact step time of `cuts`, at most the limit, and the cut it belongs to (empty: none)."""
         best_s, best = limit_s, cuts[:0]

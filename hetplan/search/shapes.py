@@ -11,15 +11,13 @@ entry of half the copies follows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
 from hetplan.costs.records import Floats
 from hetplan.plan.records import Layout
 from hetplan.search.after import Ending
-from hetplan.search.blocks import BlockBounder, Shapes
 from hetplan.search.book import Book
 from hetplan.search.columns import Column, column_of, finished
 from hetplan.search.cuts import best_cuts
@@ -28,19 +26,15 @@ from hetplan.search.layouts import layout_of
 from hetplan.search.pattern_fields import (
     Field,
     least_step_s,
-    least_with_half_s,
     microbatches_each,
-    objective_rates,
 )
-from hetplan.search.patterns import Ints, whole_layers_tau_s
-from hetplan.search.problem import MANY_RANKS, Mesh, Problem, Tables
+from hetplan.search.patterns import Ints, Patterns
+from hetplan.search.problem import Problem
 from hetplan.search.recut import Recut, even_cuts
-from hetplan.specs.workload import Sharding
+from hetplan.search.shape_bounds import TOLERANCE, Entry, Open, ShapeBounds, TablesOf
 
 SWEEP, FIRST_SWEEP = 4096, 256
 """Patterns bounded in one go, with and without a best plan to compare with."""
-TOLERANCE = 0.004
-"""The visit ends when no bound is further below the best plan than this."""
 MOST_VISITED = 40_000
 """Patterns visited at the default effort of 10."""
 STARTS = ((2, 384), (3, 48))
@@ -51,47 +45,19 @@ WANTED_GAP = TOLERANCE
 VISITS_A_SETTLED = 1000
 MOST_SETTLED_STAGES = 16
 NEAR_BEST = 1.01
+LIKELY_DIVISIONS = 24
+"""Divisions of the chain between blocks, of the best bounds, that cuts start from."""
 HOPELESS = 1.12
 """Even and balanced cuts that are slower than the best plan by this factor do not become better than it."""
-FEWEST_PRICES = 32
+FEWEST_PRICES, PATIENCE = 32, 80
 VISITS_A_PRICE = 200
 """One layout may be priced for every so many patterns that may be visited."""
 FEW_COPIES, NEXT_COPIES = 16, 4
-"""Where devices cost, copies below are tried one by one, more by powers of two; else so many below the most."""
+"""Where devices cost, copies below are tried one by one; else so many below the most."""
 MOST_DEGREE = 64
 """Sharing states wider than this is not told apart when cuts are made."""
 FEW_DEGREE = 8
 """States shared by up to so many are told apart one by one: whether a cut fits at all may depend on it."""
-TablesOf = Callable[[int, Sharding, int, int], Tables | None]
-"""(microbatch, sharding, ranks that share memory, ranks that exchange weights) -> cost tables."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """Patterns with a number of copies, waiting to be visited; arrays (entries,)."""
-
-    field: Ints
-    row: Ints
-    copies: Ints
-    value: Floats
-    """No plan of the entry has a lower value of the objective."""
-
-    def take(self, rows: Ints) -> Entry:
-        """Return the entries at `rows`."""
-        return Entry(field=self.field[rows], row=self.row[rows], copies=self.copies[rows], value=self.value[rows])
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Open:
-    """One pattern that its bound does not rule out."""
-
-    value: float
-    field: int
-    row: int
-    copies: int
-    count: int
-    ends: tuple[int, ...]
-    """End layer of each block in the division its bound comes from."""
 
 
 class ShapeSearch:
@@ -104,15 +70,15 @@ class ShapeSearch:
         self.book = book
         self.problem = book.problem
         self.fields = fields
-        self.rates_g = objective_rates(book.problem, book.request)
         self.visited = 0
         self.priced = 0
         self.columns: list[tuple[float, Column]] = []
         """Columns that were priced, with their step times."""
         self._tables_of = tables_of
+        self.bounds = ShapeBounds(book, fields, tables_of)
+        self.rates_g = self.bounds.rates_g
         self._settled: list[Open] = []
         """Patterns that were not ruled out."""
-        self._bounders: dict[tuple[int, int], BlockBounder] = {}
         self._done: set[tuple[int, int, int]] = set()
 
     def run(self) -> float:
@@ -149,12 +115,15 @@ class ShapeSearch:
 
     def _visit(self, entries: Entry, most_priced: int | None) -> None:
         """Bound entries, and price those not ruled out, best bound first; only some where `most_priced` is given."""
-        found = sorted(self._bounded(entries), key=lambda one: (one.value, one.field, one.row, one.copies))
+        found = sorted(self.bounds.open_of(entries), key=lambda one: (one.value, one.field, one.row, one.copies))
+        last_useful = self.priced
         for number, one in enumerate(found):
             if most_priced is not None and number >= most_priced:
                 return
-            if one.value < self.book.best_value * (1 - TOLERANCE):
+            if one.value < self.book.best_value * (1 - TOLERANCE) and self.priced < last_useful + PATIENCE:
+                before = self.book.best_value
                 self._price(one)
+                last_useful = self.priced if self.book.best_value < before else last_useful
             if most_priced is None:
                 self._settled.append(one)
 
@@ -173,99 +142,19 @@ class ShapeSearch:
 
     def _settled_s(self, one: Open) -> float:
         """Return the least step time of an open pattern over all its cuts, as far as it is below the best plan."""
-        field = self.fields[one.field]
         limit_s = self.book.best_value * (1 - TOLERANCE)
-        level = 1 << (max(one.copies // 2, 1).bit_length() - 1)
-        tables = self._tables_of(field.tables.microbatch, field.sharding, MANY_RANKS, level) or field.tables
-        pattern = field.patterns.take(np.array([one.row]))
-        k = len(one.ends)
-        shapes = Shapes(
-            mesh=pattern.mesh[:, :k],
-            count=pattern.count[:, :k],
-            comm_s=pattern.comm_s,
-            num_microbatches=np.array([one.count]),
-            limit_s=np.array([limit_s]),
-        )
-        divisions = self._bounder(one.field, level).divisions_below(shapes)
-        mesh_p = np.repeat(pattern.mesh[0, :k], pattern.count[0, :k])
+        pattern = self.fields[one.field].patterns.take(np.array([one.row]))
+        mesh_p = _meshes(pattern)
         if len(mesh_p) > MOST_SETTLED_STAGES:
             return one.value
-        ending = Ending(self.problem, field.sharding, level)
+        tables, ending = self.bounds.tables_at(one)
+        divisions = self.bounds.divisions(one, limit_s)
         cutter = EveryCut(self.problem, tables, mesh_p, (one.count, float(pattern.comm_s[0])), ending)
         cuts = cutter.below(divisions, limit_s)
         if cuts is None:
             return one.value
         recut = Recut(self.problem, tables, mesh_p, one.count, ending)
         return recut.least_of(cuts, limit_s)[0]
-
-    def _bounded(self, entries: Entry) -> Iterator[Open]:
-        """Yield the patterns of entries whose bounds do not rule them out."""
-        for f in np.unique(entries.field).tolist():
-            field = self.fields[f]
-            mine = entries.field == f
-            rows, copies = entries.row[mine], entries.copies[mine]
-            while len(rows):
-                yield from self._bounded_rows(f, rows, copies)
-                if self.rates_g is not None:
-                    break
-                half = copies // 2
-                some = field.patterns.take(rows)
-                floor_tau_s = whole_layers_tau_s(
-                    some, field.tables, microbatches_each(self.problem, field, np.maximum(half, 1))
-                )
-                least = least_with_half_s(self.problem, field, copies, floor_tau_s)
-                again = (half > 0) & (least < self.book.best_value * (1 - TOLERANCE))
-                rows, copies = rows[again], half[again]
-
-    def _bounded_rows(self, f: int, rows: Ints, copies: Ints) -> Iterator[Open]:
-        field = self.fields[f]
-        limit_s, scale, base = self._limits_s(field, rows, copies)
-        count = microbatches_each(self.problem, field, copies)
-        levels = 1 << np.floor(np.log2(np.maximum(copies // 2 if self.rates_g is None else copies, 1))).astype(int)
-        blocks = (field.patterns.count[rows] > 0).sum(axis=1)
-        for level, k in sorted(set(zip(levels.tolist(), blocks.tolist(), strict=True))):
-            some = np.flatnonzero((levels == level) & (blocks == k))
-            at = rows[some]
-            shapes = Shapes(
-                mesh=field.patterns.mesh[at][:, :k],
-                count=field.patterns.count[at][:, :k],
-                comm_s=field.patterns.comm_s[at],
-                num_microbatches=count[some],
-                limit_s=limit_s[some],
-            )
-            bounds = self._bounder(f, level).bounds(shapes)
-            for j in np.flatnonzero(bounds.ends[:, 0] >= 0).tolist():
-                i = some[j]
-                yield Open(
-                    value=float(bounds.step_s[j] * scale[i] + base[i]),
-                    field=f,
-                    row=int(rows[i]),
-                    copies=int(copies[i]),
-                    count=int(count[i]),
-                    ends=tuple(bounds.ends[j].tolist()),
-                )
-
-    def _limits_s(self, field: Field, rows: Ints, copies: Ints) -> tuple[Floats, Floats, Floats]:
-        """Return step times from which entries are ruled out, and value = step time x scale + base."""
-        limit = self.book.best_value * (1 - TOLERANCE)
-        if self.rates_g is None:
-            return np.full(len(rows), limit), np.ones(len(rows)), np.zeros(len(rows))
-        used = field.patterns.used[rows]
-        rate = np.where(used > 0, used * np.where(used > 0, self.rates_g, 0.0), 0.0).sum(axis=1) * copies
-        work = self._least_work(field, rows)
-        with np.errstate(divide="ignore", invalid="ignore"):
-            limit_s = np.where(rate > 0, (limit - work) / rate, np.inf)
-        if self.book.request.time_budget_s is not None:
-            limit_s = np.minimum(limit_s, self.book.request.time_budget_s)
-        return np.asarray(np.maximum(limit_s, 0.0)), rate, work
-
-    def _bounder(self, f: int, level: int) -> BlockBounder:
-        if (f, level) not in self._bounders:
-            field = self.fields[f]
-            tables = self._tables_of(field.tables.microbatch, field.sharding, MANY_RANKS, level)
-            ending = Ending(self.problem, field.sharding, level)
-            self._bounders[f, level] = BlockBounder(self.problem, tables or field.tables, ending)
-        return self._bounders[f, level]
 
     def _entries(self) -> Entry:
         """Return every pattern with as many copies as the devices allow; where devices cost, with fewer as well."""
@@ -281,7 +170,7 @@ class ShapeSearch:
                 if self.rates_g is not None:
                     used = field.patterns.used[rows]
                     rate = np.where(used > 0, used * np.where(used > 0, self.rates_g, 0.0), 0.0).sum(axis=1)
-                    value = value * rate * copies[rows] + self._least_work(field, rows)
+                    value = value * rate * copies[rows] + self.bounds.least_work(field, rows)
                 keep = np.isfinite(value)
                 parts.append((np.full(int(keep.sum()), f), rows[keep], copies[rows][keep], value[keep]))
         if not parts:
@@ -289,20 +178,6 @@ class ShapeSearch:
             return Entry(field=none, row=none, copies=none, value=np.zeros(0))
         field_of, rows, copies, values = (np.concatenate(column) for column in zip(*parts, strict=True))
         return Entry(field=field_of, row=rows, copies=copies, value=values)
-
-    def _least_work(self, field: Field, rows: Ints) -> Floats:
-        """Return what the work itself costs at least (energy of busy devices above idle), (rows,)."""
-        if self.book.request.objective != "energy":
-            return np.zeros(len(rows))
-        each = [self._busy_rate(mesh) * mesh.size for mesh in self.problem.meshes]
-        unit = np.append(np.array(each) * field.tables.unit_m / field.tables.microbatch, np.inf)
-        least = unit[field.patterns.mesh[rows]].min(axis=1)
-        return np.asarray(least * float(field.tables.weight_l.sum()) * self.problem.batch)
-
-    def _busy_rate(self, mesh: Mesh) -> float:
-        """Return what a busy second of a device costs above an idle one."""
-        prices = self.problem.prices
-        return prices.power_w(mesh.name, 1.0) - prices.power_w(mesh.name, 0.0)
 
     def _slowest_s(self) -> float:
         """Return the slowest step time worth telling apart."""
@@ -341,14 +216,17 @@ class ShapeSearch:
         self.priced += 1
         ending = Ending(self.problem, field.sharding, share, copies)
         pattern = field.patterns.take(np.array([one.row]))
-        mesh_p = np.repeat(pattern.mesh[0], np.where(pattern.mesh[0] >= 0, pattern.count[0], 0))
+        mesh_p = _meshes(pattern)
         recut = Recut(self.problem, tables, mesh_p, count, ending)
-        starts = even_cuts(recut.decoders, mesh_p, np.array(one.ends))
-        hopeless_s = float(self._limits_s(field, np.array([one.row]), np.array([copies]))[0][0]) * HOPELESS
-        if not recut.least_of(starts, hopeless_s)[1].size:
+        near = self.bounds.divisions(one, self.book.best_value * NEAR_BEST, LIKELY_DIVISIONS)
+        starts = np.unique(
+            np.concatenate([even_cuts(recut.decoders, mesh_p, ends) for ends in (np.array(one.ends), *near)]), axis=0
+        )
+        hopeless_s = float(self.bounds.limits_s(field, np.array([one.row]), np.array([copies]))[0][0]) * HOPELESS
+        if not recut.any_fits(starts):
             starts = best_cuts(self.problem, tables, pattern, count).ends[:, : len(mesh_p)]
-            if not recut.least_of(starts, hopeless_s)[1].size:
-                return None
+        if not recut.least_of(starts, hopeless_s)[1].size:
+            return None
         places = recut.best(starts)
         if places is None:
             return None
@@ -373,9 +251,14 @@ class ShapeSearch:
         work = 0.0
         if self.book.request.objective == "energy":
             times = zip(column.stages, column.durations.forward_s, column.durations.backward_s, strict=True)
-            work = sum(self._busy_rate(stage.mesh) * stage.mesh.size * (f + b) for stage, f, b in times)
+            work = sum(self.bounds.busy_rate(stage.mesh) * stage.mesh.size * (f + b) for stage, f, b in times)
             work *= self.problem.batch / column.microbatch
         return rate, work
+
+
+def _meshes(pattern: Patterns) -> Ints:
+    """Return the mesh of every stage of a single pattern."""
+    return np.repeat(pattern.mesh[0], np.where(pattern.mesh[0] >= 0, pattern.count[0], 0))
 
 
 def _shared_by(copies: int) -> int:
