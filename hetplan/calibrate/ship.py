@@ -16,14 +16,14 @@ FEWEST_RUNS = 4
 
 
 def calibrations(
-    times: Sequence[Observation], constants: Constants, errors: Mapping[str, float]
+    times: Sequence[Observation], constants: Constants, errors: Mapping[str, float], words: Mapping[str, str]
 ) -> dict[str, Calibration]:
-    """Return calibrations by name; `errors`: mean relative error on runs left out, by stack, ``""``: of all."""
+    """Return calibrations by name; `errors`, `words`: by stack, mean relative error on runs left out, readable name."""
     made: dict[str, Calibration] = {}
     for (stack, devices), fitted in sorted(constants.stacks.by_stack.items()):
         rows = [row for row in times if row.setup.devices == devices and row.setup.run.stack == stack]
         if len(rows) >= FEWEST_RUNS:
-            made[name_of(stack, devices)] = _calibration(rows, fitted, constants, errors.get(stack))
+            made[name_of(words.get(stack, stack), devices)] = _calibration(rows, fitted, constants, errors.get(stack))
     return made
 
 

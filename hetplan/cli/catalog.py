@@ -11,11 +11,11 @@ from hetplan.cli.options import JsonFlag
 if TYPE_CHECKING:
     pass
 
-Shelf = Literal["devices", "networks", "models"]
+Shelf = Literal["devices", "networks", "models", "calibrations"]
 
 
 def catalog(
-    shelf: Annotated[Shelf, typer.Argument(metavar="devices|networks|models", show_default=False)],
+    shelf: Annotated[Shelf, typer.Argument(metavar="devices|networks|models|calibrations", show_default=False)],
     name: Annotated[
         str | None, typer.Argument(metavar="[NAME]", help="One entry, with its sources.", show_default=False)
     ] = None,
@@ -51,6 +51,18 @@ def _networks(name: str | None) -> tuple[dict[str, Any], str]:
     return ({"networks": documents} if name is None else documents[0]), link_table(links, sourced=name is not None)
 
 
+def _calibrations(name: str | None) -> tuple[dict[str, Any], str]:
+    from hetplan.catalog.load import calibration_names, calibration_text_of, load_calibration
+    from hetplan.report.catalogs import calibration_document, calibration_table
+
+    if name is not None:
+        calibration, source = load_calibration(name)
+        return calibration_document(source.name, calibration), calibration_text_of(name)
+    known = {entry: load_calibration(entry)[0] for entry in calibration_names()}
+    documents = [calibration_document(entry, calibration) for entry, calibration in known.items()]
+    return {"calibrations": documents}, calibration_table(known)
+
+
 def _models(name: str | None) -> tuple[dict[str, Any], str]:
     from hetplan.catalog.models import find_model, model_names
     from hetplan.report.catalogs import model_document, model_table, model_text
@@ -62,4 +74,4 @@ def _models(name: str | None) -> tuple[dict[str, Any], str]:
     return {"models": [model_document(model) for model in models]}, model_table(models)
 
 
-_SHELVES = {"devices": _devices, "networks": _networks, "models": _models}
+_SHELVES = {"devices": _devices, "networks": _networks, "models": _models, "calibrations": _calibrations}

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hetplan.catalog.networks import LinkGeneration
-from hetplan.report.tables import join_sections, pairs, section, table
+from hetplan.report.tables import join_sections, pairs, percent, section, table
+from hetplan.specs.calibration import Calibration
 from hetplan.specs.cluster import Device
 from hetplan.specs.model import Layer, Model, layer_params, model_params
 from hetplan.units import (
@@ -113,6 +114,29 @@ def link_table(links: Sequence[LinkGeneration], *, sourced: bool) -> str:
         pairs([("bandwidth source", link.bandwidth_source), ("latency source", link.latency_source)]) for link in links
     ]
     return join_sections([lines, *notes])
+
+
+def calibration_table(known: Mapping[str, Calibration]) -> str:
+    """Return one row a calibration: how far off it was on runs left out, and what it was fitted on."""
+    rows = [
+        (name, percent(made.relative_error) if made.relative_error is not None else "?", _fitted_on(made))
+        for name, made in known.items()
+    ]
+    return table(("calibration", "error", "fitted on"), rows) if rows else "none"
+
+
+def _fitted_on(made: Calibration) -> str:
+    return "; ".join(made.provenance[key] for key in ("fitted on", "source") if key in made.provenance)
+
+
+def calibration_document(name: str, made: Calibration) -> dict[str, Any]:
+    """Return what a calibration says of itself."""
+    return {
+        "name": name,
+        "devices": sorted(made.devices),
+        "relative_error": made.relative_error,
+        "provenance": dict(made.provenance),
+    }
 
 
 def _link_rate(link: LinkGeneration) -> str:

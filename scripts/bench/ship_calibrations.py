@@ -17,6 +17,32 @@ from hetplan.calibrate.runs import read_runs
 from hetplan.calibrate.ship import calibrations
 from hetplan.specs.read_calibration import calibration_text
 
+WORDS = {
+    "amp-het": "deepspeed-2022-mixed",
+    "amp-homo": "deepspeed-2022",
+    "bs": "megatron-deepspeed-2022",
+    "bs-log": "megatron-deepspeed-2022-logs",
+    "dlperf": "megatron-lm-2021-ib100",
+    "fperf": "flagperf",
+    "kor-t5": "megatron-lm-2022",
+    "megascale-t2-megascale": "megascale",
+    "megascale-t2-megatron": "megatron-lm-2023",
+    "mpt": "llm-foundry",
+    "nemo-bridge": "megatron-bridge",
+    "nemo2407": "nemo-24.07",
+    "nemolaunch": "nemo-launcher",
+    "sailor-clariden": "megatron-deepspeed-slingshot",
+    "sailor-mit": "megatron-deepspeed-ethernet",
+    "sc21-t1": "megatron-lm-2021",
+    "sc21-t2": "megatron-lm-2021-large",
+    "simumax-a100": "megatron-lm-2025",
+    "simumax-b200": "megatron-lm-2025",
+    "tr3m": "megatron-lm-2021-omni-path",
+    "tt": "torchtitan",
+    "zb": "zero-bubble",
+}
+"""Readable names of systems."""
+
 
 def main(rows: str, accuracy: str, out: str) -> None:
     """Run the script."""
@@ -25,7 +51,7 @@ def main(rows: str, accuracy: str, out: str) -> None:
     errors = {name: scores["time"]["mape"] / 100 for name, scores in strata.items() if scores["time"]["n"]}
     folder = Path(out)
     folder.mkdir(parents=True, exist_ok=True)
-    for name, calibration in calibrations(data.times, learn(data), errors).items():
+    for name, calibration in calibrations(data.times, learn(data), errors, WORDS).items():
         (folder / f"{name}.yaml").write_text(calibration_text(calibration), encoding="utf-8")
         print(name)
 

@@ -7,7 +7,7 @@ import pytest
 from costs_samples import A100, H100, L4, V100, cluster, exact, gpt, group, network
 
 from hetplan.costs.collectives import exchange_inside, ring_inside
-from hetplan.costs.links import crossing_bytes_per_s, inside_link, link_between
+from hetplan.costs.links import SOCKETS_FRACTION, crossing_bytes_per_s, inside_link, link_between
 from hetplan.costs.prices import price
 from hetplan.costs.records import Holders, StageOption
 from hetplan.errors import CalibrationError
@@ -175,3 +175,26 @@ def test_ring_attention_hides_behind_compute_until_the_link_is_too_slow():
     send = 2048 / 16 * 2 * 8192 * 2 / 100e9
     compute = 2 * 2048 * 2048 / 2 * 2 * 8192 / 312e12 / 16 / 16
     assert exposed.cp_forward_s[1] == pytest.approx(15 * (send - compute), rel=1e-2)
+
+
+def pcie_rate(ranks: int, stride: int, card=L4) -> float:
+    machine = group("a", card)
+    ring = ring_inside(cluster(machine), machine, exact(card), num_ranks=ranks, stride=stride)
+    return 1 / ring.s_per_byte
+
+
+def test_interleaved_rings_share_a_hosts_pcie_and_sockets_slow_them_down():
+    assert pcie_rate(4, 1) == pytest.approx(31e9)
+    assert pcie_rate(2, 2) == pytest.approx(31e9 / 2)
+    assert pcie_rate(8, 1) == pytest.approx(31e9 * SOCKETS_FRACTION)
+    assert pcie_rate(2, 4) == pytest.approx(31e9 / 4 * SOCKETS_FRACTION)
+
+
+def test_rings_over_fast_links_share_nothing():
+    assert pcie_rate(4, 2, A100) == pytest.approx(pcie_rate(4, 1, A100)) == pytest.approx(300e9)
+
+
+def test_a_bridge_joins_neighbours_only():
+    bridged = replace(L4, name="bridged", pair_bandwidth_bytes_per_s=300e9)
+    assert pcie_rate(2, 1, bridged) == pytest.approx(300e9)
+    assert pcie_rate(2, 2, bridged) == pytest.approx(31e9 / 2)
