@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 from hetplan.cli.options import JsonFlag, PlanArgument, Quiet
+from hetplan.cli.run_modules import is_module_plan, run_module_plan
 from hetplan.errors import UsageError
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ class _Words:
 
 
 def run(
+    context: typer.Context,
     plan: PlanArgument,
     data: Annotated[Path, typer.Option("--data", metavar="FILE", help="Tokens (.bin) or any file, read as bytes.")],
     steps: Annotated[int, typer.Option("--steps", metavar="N", min=1, help="Train up to this optimizer step.")] = 100,
@@ -90,6 +92,9 @@ def run(
     """Train a plan's model on a plan's ranks; compare measured with predicted."""
     if find_spec("torch") is None:
         raise UsageError(_HINT)
+    if is_module_plan(plan):
+        run_module_plan(context)
+        return
     words = _Words(
         data=data,
         steps=steps,
