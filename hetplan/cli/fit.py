@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import ClusterArgument, JsonFlag, ModelArgument, one_of, parse_counts
+from hetplan.cli.options import ClusterArgument, JsonFlag, ModelArgument, one_of, parse_counts, refuse_given
 from hetplan.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
@@ -14,9 +14,12 @@ if TYPE_CHECKING:
     from hetplan.specs.model import Model
 
 MOST_RANKS = 64
+OF_RATIOS = frozenset({"cluster", "model", "bits", "fraction", "groups", "ratios", "as_json"})
+"""Parameters that mean something with `--ratios`."""
 
 
 def fit(
+    context: typer.Context,
     cluster: ClusterArgument,
     model: ModelArgument,
     bits: Annotated[
@@ -54,11 +57,10 @@ def fit(
     wanted = [one_of(name.strip(), "--groups", names) for name in groups.split(",")] if groups else names
     used = [where.group(name) for name in wanted]
     if ratios is not None:
-        document, text = _ratios(used, what, ratios)
-        if as_json:
-            show_json(document)
-        else:
-            show(text)
+        refuse_given(context, OF_RATIOS, "does not go with --ratios, which makes one tensor-parallel group")
+        if (count := sum(group.num_devices for group in used)) > MOST_RANKS:
+            raise UsageError(f"--ratios: {count} devices are more than one tp group of {MOST_RANKS}; choose --groups")
+        _ratios(used, what, ratios, (bits, fraction), as_json=as_json)
         return
     if tp is None and pp is None:
         from hetplan.plan.serving import verdicts
@@ -96,22 +98,59 @@ def _capacities(groups: list[Group], tp: int, pp: int | None) -> list[tuple[str,
     return room if pp is None else room[:pp]
 
 
-def _ratios(groups: list[Group], model: Model, text: str) -> tuple[dict[str, Any], str]:
-    """Return what unequal shares of one tensor-parallel group use of its devices' memory.
+def _ratios(groups: list[Group], model: Model, text: str, room: tuple[float | None, float], *, as_json: bool) -> None:
+    """Show what unequal shares of one tensor-parallel group use of its devices' memory; `room`: bits and fraction.
 
     Raises:
         UsageError: the ratios do not suit the devices or the model's widths.
+        InfeasibleError: the weights do not fit.
     """
-    from hetplan.costs.capacity import best_tp_ratios, tp_ratio_errors
-    from hetplan.report.capacities import ratio_document, ratio_text
+    from hetplan.cli.output import show, show_json
+    from hetplan.costs.capacity import best_tp_ratios, tp_ratio_errors, usable_tp_bytes, weight_bytes
+    from hetplan.plan.serving import BITS_OF_16, default_bits
+    from hetplan.report.capacities import SharedWeights, Shares, ratio_document, ratio_text
 
-    capacities = [group.usable_memory_bytes for group in groups for _ in range(group.num_devices)]
-    if len(capacities) > MOST_RANKS:
-        raise UsageError(f"--ratios: {len(capacities)} devices are more than one tp group of {MOST_RANKS}")
+    capacities = tuple(group.usable_memory_bytes for group in groups for _ in range(group.num_devices))
     best = best_tp_ratios(capacities, model)
-    asked = best if text == "best" else parse_counts(text, "--ratios") or ()
-    errors = tp_ratio_errors(model, asked)
-    if errors:
+    asked = best if text == "best" else _asked_ratios(groups, text, len(capacities))
+    bits, fraction = room
+    stored = bits if bits is not None else max((default_bits(group, None) for group in groups), default=BITS_OF_16)
+    what = SharedWeights(
+        model=model.name,
+        bits=stored,
+        weights_bytes=weight_bytes(model, stored),
+        fraction=fraction,
+        capacities=capacities,
+    )
+    if errors := tp_ratio_errors(model, asked):
         raise UsageError(f"--ratios: {errors[0]}")
     rows = {"even": (1,) * len(capacities), "asked": asked, "best": best}
-    return ratio_document(capacities, rows), ratio_text(model, capacities, rows)
+    choices = [
+        Shares(
+            name=name,
+            ratios=ratios,
+            usable_bytes=(usable := usable_tp_bytes(capacities, ratios)),
+            holds=what.weights_bytes <= fraction * usable,
+            error=next(iter(tp_ratio_errors(model, ratios)), ""),
+        )
+        for name, ratios in rows.items()
+    ]
+    if as_json:
+        show_json(ratio_document(what, choices))
+    else:
+        show(ratio_text(what, choices))
+    if not choices[1].holds:
+        raise InfeasibleError(f"--ratios {text}: the weights of {model.name} do not fit these shares")
+
+
+def _asked_ratios(groups: list[Group], text: str, num_devices: int) -> tuple[int, ...]:
+    """Return the shares given, one a device.
+
+    Raises:
+        UsageError: there are not as many as devices, or too many devices.
+    """
+    ratios = parse_counts(text, "--ratios") or ()
+    if len(ratios) != num_devices:
+        counts = ", ".join(f"{group.num_devices} of {group.name}" for group in groups)
+        raise UsageError(f"--ratios: {len(ratios)} shares for {num_devices} devices ({counts}); give one each")
+    return ratios

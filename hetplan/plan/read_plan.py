@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import MISSING, fields
 from pathlib import Path
@@ -177,9 +178,9 @@ def _estimate(row: Fields) -> Estimate:
     return estimate
 
 
-def _numbers(row: Fields, record: type[Numbers]) -> Numbers:
+def _numbers(row: Fields, record: type[Numbers], *, minimum: float = -math.inf) -> Numbers:
     values = {
-        field.name: row.number(field.name)
+        field.name: row.number(field.name, minimum=minimum)
         for field in fields(record)
         if field.default is MISSING or row.has(field.name)
     }
@@ -209,7 +210,7 @@ def _stage_estimate(row: Fields) -> StageEstimate:
         busy_s=row.number("busy_s", minimum=0),
         in_flight=row.integer("in_flight", minimum=0),
         capacity_bytes=row.number("capacity_bytes", minimum=0),
-        memory=_numbers(row.fields("memory"), MemoryUse),
+        memory=_numbers(row.fields("memory"), MemoryUse, minimum=0.0),
     )
     row.finish()
     return stage

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
-from hetplan.costs.capacity import load_peak, usable_tp_bytes
+from hetplan.costs.capacity import load_peak
 from hetplan.plan.serving import ServingStage, Verdict
 from hetplan.report.tables import bullets, join_sections, section, table
 from hetplan.specs.model import Model
@@ -95,23 +96,67 @@ def serving_document(
     }
 
 
-def ratio_text(model: Model, capacities: Sequence[float], rows: Mapping[str, Sequence[int]]) -> str:
-    """Return what each choice of shares uses of the devices' memory."""
-    total = sum(capacities)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shares:
+    """One choice of unequal shares of a tensor-parallel group."""
+
+    name: str
+    ratios: tuple[int, ...]
+    usable_bytes: float
+    """Memory the group can use."""
+    holds: bool
+    """Whether the weights fit the part of that they may take."""
+    error: str = ""
+    """Why the model cannot be cut so; empty: it can."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedWeights:
+    """What a tensor-parallel group of unlike devices is to hold."""
+
+    model: str
+    bits: float
+    weights_bytes: float
+    fraction: float
+    """Part of memory weights may take."""
+    capacities: tuple[float, ...]
+
+
+def ratio_text(what: SharedWeights, choices: Sequence[Shares]) -> str:
+    """Return what each choice of shares uses of the devices' memory, and whether the weights fit."""
+    total = format_bytes(sum(what.capacities))
     cells = [
-        (name, ":".join(map(str, ratios)), format_bytes(usable_tp_bytes(capacities, ratios)), format_bytes(total))
-        for name, ratios in rows.items()
+        (
+            choice.name,
+            ":".join(map(str, choice.ratios)),
+            format_bytes(choice.usable_bytes),
+            total,
+            "cannot be cut so" if choice.error else "yes" if choice.holds else "no",
+        )
+        for choice in choices
+        if choice.name != "asked" or choice.ratios != choices[-1].ratios
     ]
-    head = f"one tp group of {len(capacities)} devices for {model.name}"
-    return join_sections([head, table(("shares", "ratios", "usable", "of"), cells)])
+    head = (
+        f"one tp group of {len(what.capacities)} devices for {what.model}\n"
+        f"{format_bytes(what.weights_bytes)} of weights at {what.bits:g} bits, at most {100 * what.fraction:.0f} % of"
+        " what is usable"
+    )
+    errors = [f"{choice.name}: {choice.error}" for choice in choices if choice.error]
+    return join_sections([head, table(("shares", "ratios", "usable", "of", "fits"), cells), bullets(errors)])
 
 
-def ratio_document(capacities: Sequence[float], rows: Mapping[str, Sequence[int]]) -> dict[str, Any]:
+def ratio_document(what: SharedWeights, choices: Sequence[Shares]) -> dict[str, Any]:
     """Return the same as a document."""
     return {
-        "capacity_bytes": sum(capacities),
+        "capacity_bytes": sum(what.capacities),
+        "bits": what.bits,
+        "weights_bytes": what.weights_bytes,
         "shares": {
-            name: {"ratios": list(ratios), "usable_bytes": usable_tp_bytes(capacities, ratios)}
-            for name, ratios in rows.items()
+            choice.name: {
+                "ratios": list(choice.ratios),
+                "usable_bytes": choice.usable_bytes,
+                "fits": choice.holds and not choice.error,
+            }
+            for choice in choices
         },
     }

@@ -223,3 +223,19 @@ def test_shares_whose_sum_divides_no_width_are_refused(hetplan, tmp_path):
     assert code == 2 and "18, the sum of the ratios" in err
     code, _, err = hetplan("fit", "ratios.yaml", "gpt2", "--ratios", "2,1")
     assert code == 2
+
+
+def test_shares_say_whether_the_weights_fit_and_what_is_wrong_with_them(hetplan, tmp_path):
+    """https://github.com/vllm-project/vllm/pull/50735."""
+    (tmp_path / "ratios.yaml").write_text(RATIOS)
+    (tmp_path / "wide.yaml").write_text(WIDE)
+    code, out, _ = hetplan("fit", "ratios.yaml", "wide.yaml", "--ratios", "best")
+    assert code == 0 and "8:5:5" in out and "asked" not in out
+    code, _, err = hetplan("fit", "ratios.yaml", "wide.yaml", "--ratios", "2,1")
+    assert (code, err) == (2, "error: --ratios: 2 shares for 3 devices (1 of large, 2 of small); give one each\n")
+    code, _, err = hetplan("fit", "ratios.yaml", "wide.yaml", "--ratios", "best", "--tp", "2")
+    assert code == 2 and err.startswith("error: --tp does not go with --ratios")
+    code, out, err = hetplan("fit", "ratios.yaml", "llama-3.1-70b", "--ratios", "2,1,1", "--json")
+    assert code == 3 and "do not fit" in err
+    shares = json.loads(out)["shares"]
+    assert not shares["asked"]["fits"]
