@@ -93,8 +93,8 @@ class Overlap:
     sends_block: float = 0.0
     """Part of a transfer between stages for which the sending rank does nothing else (1: sends that block)."""
     pipeline: PipelineTiming = "exact"
-    """exact: stages run ahead and transfers hide as the schedule lets them. lock-step, blocking, columns: nothing hides; closed
-    forms of planners that know no schedule (see `plan.timing`)."""
+    """exact: stages run ahead and transfers hide as the schedule lets them. lock-step, blocking, columns: nothing
+    hides; closed forms of planners that know no schedule (see `plan.timing`)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
