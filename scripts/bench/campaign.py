@@ -213,7 +213,7 @@ def measured(setting: Setting, up: Testbed, prices: Prices, layouts: Sequence[La
     return [statistics.median(each["steps_s"]) for each in json.loads(result.read_text())]
 
 
-def trials_of(setting: Setting, up: Testbed, *, num_steps: int, quick: bool) -> list[Trial]:
+def trials_of(setting: Setting, up: Testbed, *, num_steps: int, quick: bool, raw: Path | None) -> list[Trial]:
     """Return all layouts of a setting, predicted and measured; the last is the search's plan."""
     prices = profiled(setting, up, quick=quick)
     num_decoders = sum(layer.kind == "decoder" for layer in prices.model.chain)
@@ -225,6 +225,12 @@ def trials_of(setting: Setting, up: Testbed, *, num_steps: int, quick: bool) -> 
     named["search's plan"] = found
     layouts = list(named.values())
     passes = [measured(setting, up, prices, layouts, num_steps) for _ in range(2)]
+    if raw is not None:
+        names = json.dumps([[name, estimate(layout, prices).step_s] for name, layout in named.items()])
+        stem = f"{setting.bed.name}-{setting.model_name}"
+        (raw / f"{stem}-layouts.json").write_text(names)
+        for path in (setting.folder / "result.json", setting.folder / f"{setting.model_name}-calibration.yaml"):
+            (raw / f"{stem}-{path.name}").write_bytes(path.read_bytes())
     return [
         Trial(
             name=name,
@@ -283,11 +289,14 @@ def main() -> int:
     parser.add_argument("--models", default=",".join(MODELS))
     parser.add_argument("--steps", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="profile with --quick")
+    parser.add_argument("--raw", type=Path, default=None, help="folder for calibrations and every rank's times")
     parser.add_argument("-o", "--out", type=Path, default=None)
     given = parser.parse_args()
     try:
         enter_user_namespace()
-        lines = list(_campaign(given.beds.split(","), given.models.split(","), given.steps, quick=given.quick))
+        lines = list(
+            _campaign(given.beds.split(","), given.models.split(","), given.steps, quick=given.quick, raw=given.raw)
+        )
     except UnsupportedError as error:
         print(f"no testbed here: {error}", file=sys.stderr)
         return SKIPPED
@@ -296,7 +305,9 @@ def main() -> int:
     return 0
 
 
-def _campaign(beds: Sequence[str], models: Sequence[str], num_steps: int, *, quick: bool) -> Iterator[str]:
+def _campaign(
+    beds: Sequence[str], models: Sequence[str], num_steps: int, *, quick: bool, raw: Path | None
+) -> Iterator[str]:
     everything: list[Trial] = []
     yield from _said(
         [f"# Predicted and measured step times ({time.strftime('%Y-%m-%d', time.gmtime())})", "", _machine(), ""]
@@ -306,7 +317,7 @@ def _campaign(beds: Sequence[str], models: Sequence[str], num_steps: int, *, qui
         for model_name in models:
             with tempfile.TemporaryDirectory(prefix="hetplan-campaign-") as folder, Testbed(bed) as up:
                 setting = Setting(bed=bed, model_name=model_name, folder=Path(folder))
-                trials = trials_of(setting, up, num_steps=num_steps, quick=quick)
+                trials = trials_of(setting, up, num_steps=num_steps, quick=quick, raw=raw)
             everything.extend(trials)
             yield from _said(report(setting, trials))
     yield from _said(["## All", "", f"- without tp: {summary_of([t for t in everything if not t.uses_tp])}"])
