@@ -35,6 +35,8 @@ from hetplan.runtime.parallel import gather_flat, scatter_flat
 from hetplan.runtime.pieces import BucketPlan, Piece, inside
 from hetplan.specs.workload import Sharding
 
+_RUN = 1024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kinds:
@@ -204,13 +206,8 @@ class Optimizer:
 
     def square_norm(self) -> float:
         """Return this rank's share of the squared norm of the global gradient."""
-        wide = [torch.promote_types(bucket.reduced.dtype, torch.float32) for bucket in self.buckets]
-        shares = [
-            torch.linalg.vector_norm(bucket.reduced, dtype=dtype)
-            for bucket, dtype in zip(self.buckets, wide, strict=True)
-            if bucket.counts
-        ]
-        return float(torch.stack(shares).to(torch.float64).square().sum()) if shares else 0.0
+        shares = [_square(bucket.reduced) for bucket in self.buckets if bucket.counts]
+        return float(torch.stack(shares).sum()) if shares else 0.0
 
     def step(self, learning_rate: float, scale: float) -> None:
         """Update the masters by the reduced gradients times `scale`."""
@@ -257,6 +254,15 @@ class Optimizer:
         self._num_steps = num_steps
         self._first[index].copy_(moments[0])
         self._second[index].copy_(moments[1])
+
+
+def _square(gradient: torch.Tensor) -> torch.Tensor:
+    """Return the sum of squares in fp64, of short runs summed up in fp32: long ones would lose digits."""
+    wide = torch.promote_types(gradient.dtype, torch.float32)
+    edge = gradient.numel() // _RUN * _RUN
+    runs = torch.linalg.vector_norm(gradient[:edge].view(-1, _RUN), dim=1, dtype=wide)
+    rest = torch.linalg.vector_norm(gradient[edge:], dtype=wide)
+    return runs.to(torch.float64).square().sum() + rest.to(torch.float64).square()
 
 
 def _scaled(gradient: torch.Tensor, dtype: torch.dtype, scale: float) -> torch.Tensor:

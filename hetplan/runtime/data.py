@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from hetplan.errors import UsageError
+from hetplan.errors import RunError, UsageError
 
 TokenKind = Literal["auto", "bytes", "uint16", "uint32"]
 TOKEN_KINDS: tuple[TokenKind, ...] = ("auto", "bytes", "uint16", "uint32")
@@ -36,6 +36,8 @@ class TokenFile:
     seq_len: int
     vocab: int
     seed: int
+    stamp: tuple[int, int]
+    """Size and time of last change when it was opened."""
 
     @property
     def num_windows(self) -> int:
@@ -59,7 +61,13 @@ class TokenFile:
         return found
 
     def samples(self, before: int) -> Callable[[int, int], torch.Tensor]:
-        """Return a function from (first, count) to the samples that follow `before` others."""
+        """Return a function from (first, count) to the samples that follow `before` others.
+
+        Raises:
+            RunError: the file is no longer the one that was opened: what is mapped may be anything.
+        """
+        if _stamp(self.path) != self.stamp:
+            raise RunError(f"{self.path} has changed since the run began")
 
         def read(first: int, count: int) -> torch.Tensor:
             return torch.from_numpy(np.stack([self.sample(before + first + i) for i in range(count)]))
@@ -79,7 +87,8 @@ def open_tokens(path: Path, kind: TokenKind, seq_len: int, vocab: int, seed: int
         kind = ("uint16" if vocab <= 2**16 else "uint32") if path.suffix == ".bin" else "bytes"
     dtype = np.dtype(_DTYPES[kind])
     try:
-        size = path.stat().st_size
+        found = path.stat()
+        size, stamp = found.st_size, (found.st_size, found.st_mtime_ns)
         if size % dtype.itemsize:
             raise UsageError(f"{path}: {size} bytes are no whole number of {kind} tokens")
         if size // dtype.itemsize < seq_len + 1:
@@ -87,7 +96,15 @@ def open_tokens(path: Path, kind: TokenKind, seq_len: int, vocab: int, seed: int
         tokens = np.memmap(path, dtype=dtype, mode="r")
     except OSError as error:
         raise UsageError(f"cannot read {path}: {error.strerror or error}") from error
-    return TokenFile(path=path, tokens=tokens, seq_len=seq_len, vocab=vocab, seed=seed)
+    return TokenFile(path=path, tokens=tokens, seq_len=seq_len, vocab=vocab, seed=seed, stamp=stamp)
+
+
+def _stamp(path: Path) -> tuple[int, int] | None:
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_size, found.st_mtime_ns
 
 
 def permuted(place: int, count: int, key: int) -> int:

@@ -176,6 +176,12 @@ def test_a_token_outside_the_vocabulary_is_the_users_error(text: Path) -> None:
         losses(job(text, MIXED, 2))
 
 
+def test_a_file_that_changes_while_it_is_read_ends_the_job(text: Path) -> None:
+    change = at_step(1, lambda: text.write_bytes(b"0" * 5000))
+    with pytest.raises(RunError, match="text has changed since the run began"):
+        run_here(job(text, MIXED, 10_000), change)
+
+
 def check_whole(folder: Path) -> None:
     """Read every box of a checkpoint."""
     model, reader = model_of("gpt2-4"), Reader(folder)
