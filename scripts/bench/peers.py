@@ -1,6 +1,6 @@
 """hetplan beside other planners, on their data and by their evaluators.
 
-python scripts/bench/peers.py [--only sailor dtfm hexiscale cost] [--scenario NAME ...] [--repo DIR] [--no-file]
+python scripts/bench/peers.py [--only PART ...] [--scenario NAME ...] [--repo DIR] [--no-file]
 
 Every search goes through the command line; plans are exported to the peer's own form and scored by the peer's formula,
 re-stated in `peers_<name>.py`, and by its own code where `--repo` names a checkout (of eth-easl/sailor, in a folder
@@ -20,10 +20,11 @@ from pathlib import Path
 
 import peers_dtfm
 import peers_hexiscale
+import peers_measured
 import peers_sailor
 from peers_run import table
 
-PARTS = ("sailor", "cost", "dtfm", "hexiscale")
+PARTS = ("sailor", "cost", "measured", "dtfm", "hexiscale")
 RESULTS = Path(__file__).parent / "results"
 EFFORT = 30.0
 PEER_COST = {
@@ -133,6 +134,34 @@ def _devices(found: peers_sailor.Result) -> int:
     return sum(replica["tp"] * replica["count"] for stage in stages for replica in stage["replicas"])
 
 
+def measured(_: argparse.Namespace, __: Path) -> Iterator[str]:
+    """Yield the report of real runs beside estimates from measured layers."""
+    found = peers_measured.rows()
+    told = peers_measured.summary(found)
+    print(f"measured: {told}", flush=True)
+    yield "## Real runs beside hetplan's estimate from measured layers alone"
+    yield table(
+        ("run", "measured s", "estimated s", "error", "measured GB", "estimated GB", "error "),
+        [
+            (
+                row.run,
+                f"{row.measured_s:.3f}",
+                f"{row.estimated_s:.3f}",
+                f"{row.time_error:+.1%}",
+                f"{row.measured_bytes / 1e9:.2f}",
+                f"{row.estimated_bytes / 1e9:.2f}",
+                f"{row.memory_error:+.1%}" if row.memory_counts else "-",
+            )
+            for row in found
+        ],
+    )
+    yield (
+        f"Mean error of time {told.time_error:.1%}, of memory {told.memory_error:.1%}; {told.right_pairs} of"
+        f" {told.pairs} pairs of one model, batch and place in the right order. Far off: a step of one microbatch, and"
+        " mixed cards whose gradients took ten times as long as their links say."
+    )
+
+
 def dtfm(_: argparse.Namespace, folder: Path) -> Iterator[str]:
     """Yield the report of DT-FM's networks."""
     rows = []
@@ -199,7 +228,7 @@ def main() -> None:
     parser.add_argument("--repo", type=Path)
     parser.add_argument("--no-file", action="store_true")
     args = parser.parse_args()
-    parts = {"sailor": sailor, "cost": cost, "dtfm": dtfm, "hexiscale": hexiscale}
+    parts = {"sailor": sailor, "cost": cost, "measured": measured, "dtfm": dtfm, "hexiscale": hexiscale}
     with tempfile.TemporaryDirectory() as folder:
         texts = [text for name in PARTS if name in args.only for text in parts[name](args, Path(folder))]
     day = datetime.now(UTC).date().isoformat()
