@@ -141,6 +141,8 @@ def _job(plan: str, words: _Words) -> tuple[Priced, Job]:
     if priced.violations:
         raise priced.broken
     inputs = priced.job
+    if any(layer.gradients != "all" for layer in inputs.model.chain):
+        raise UsageError("`hetplan run` trains all of a model; this plan's has frozen modules or adapters")
     numerics_of(inputs.model)
     require_runnable(priced.layout, inputs.workload)
     vocab = _vocab(priced)

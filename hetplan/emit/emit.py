@@ -21,6 +21,7 @@ from hetplan.emit.torchrun import launch_torchrun
 from hetplan.emit.torchtitan import emit_torchtitan
 from hetplan.emit.vllm import emit_vllm
 from hetplan.errors import CheckFailedError, UsageError
+from hetplan.specs.training import how_trained
 
 EMITTERS: Mapping[str, Callable[[Job], Engine]] = {
     "hetplan": emit_hetplan,
@@ -59,6 +60,14 @@ def require_runnable(job: Job, engine: str) -> None:
         raise CheckFailedError(f"{engine} cannot run {'; nor '.join(found)}")
 
 
+def _untrained(job: Job) -> tuple[str, ...]:
+    """Return what of the model must be frozen by hand: these files train all of it."""
+    partly = [f"{module.name} ({how_trained(module)})" for module in job.model.modules if how_trained(module) != "full"]
+    if not partly:
+        return ()
+    return (f"the plan does not train all of {', '.join(partly)}; tell the engine so, these files do not",)
+
+
 def emit(job: Job, engine: str, launcher: str = "torchrun") -> tuple[dict[str, str], tuple[str, ...]]:
     """Return the files of a folder by name, and what whoever launches it must know.
 
@@ -77,6 +86,7 @@ def emit(job: Job, engine: str, launcher: str = "torchrun") -> tuple[dict[str, s
         files |= node_scripts(launched)
     files |= wrapped.files
     notes = (
+        *_untrained(job),
         *made.notes,
         *wrapped.notes,
         *fabric_notes(job_fabric(launched), used_groups(launched)),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from hetplan.specs.families import deepseek, dense, eleuther, glm, gpt, gpt_oss, llama4, moe, multimodal, phi
+from hetplan.specs.families import audio, deepseek, dense, eleuther, glm, gpt, gpt_oss, llama4, moe, multimodal, phi
 from hetplan.specs.families.blocks import Language, language_module
 from hetplan.specs.families.config import Config
 from hetplan.specs.model import Model
@@ -59,6 +59,7 @@ FAMILIES: Mapping[str, Family] = {
     "phimoe": _language_only(phi.phimoe),
     "qwen2": _language_only(dense.qwen2),
     "qwen2_5_vl": multimodal.qwen2_5_vl,
+    "qwen2_audio": audio.qwen2_audio,
     "qwen2_moe": _language_only(moe.qwen2_moe),
     "qwen2_vl": multimodal.qwen2_vl,
     "qwen3": _language_only(dense.qwen3),
