@@ -51,7 +51,7 @@ PARAMETERS: tuple[Parameter, ...] = (
     Parameter(record="device", name="fp8_fraction", width=0.2, lowest=0.2, highest=1.3),
     Parameter(record="device", name="expert_fraction", width=0.4, lowest=0.05, highest=1.3),
     Parameter(record="device", name="expert_overhead_s", width=5e-4, lowest=0.0, highest=2e-2, adds=True, step=5e-5),
-    Parameter(record="device", name="exchange_fraction", width=0.5, lowest=0.05, highest=1.5, step=0.2),
+    Parameter(record="device", name="exchange_fraction", width=0.5, lowest=0.05, highest=4.0, step=0.2),
     Parameter(record="device", name="exchange_merged", width=0.5, lowest=0.0, highest=1.0, adds=True, step=0.2),
     Parameter(record="device", name="gemm_half_flop", width=1.0, lowest=1e7, highest=2e11, step=0.2),
     Parameter(record="device", name="misaligned_penalty", width=0.08, lowest=0.0, highest=0.45, adds=True),

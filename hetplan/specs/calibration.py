@@ -31,7 +31,7 @@ class DeviceConstants:
     expert_overhead_s: float = 0.0
     """Host and device time a layer of routed experts adds to one forward pass (twice that to a backward pass)."""
     exchange_fraction: float = 1.0
-    """Factor on the links' usable bandwidth in an all-to-all."""
+    """Factor on the links' usable bandwidth in an all-to-all; above 1 where part of it hides behind compute."""
     exchange_merged: float = 0.0
     """How far an all-to-all sends a token once to each node (1) instead of once to each of its experts (0)."""
     gemm_half_flop: float = 2.0e9

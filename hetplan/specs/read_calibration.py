@@ -63,7 +63,7 @@ DEVICE_KEYS = (
     _Key(attribute="fp8_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="expert_fraction", minimum=_TINY, maximum=1.5),
     _Key(attribute="expert_overhead_s", unit="s"),
-    _Key(attribute="exchange_fraction", minimum=_TINY, maximum=1.5),
+    _Key(attribute="exchange_fraction", minimum=_TINY, maximum=10.0),
     _Key(attribute="exchange_merged"),
     _Key(attribute="gemm_half_flop", unit="flop"),
     _Key(attribute="misaligned_penalty", maximum=0.49),
