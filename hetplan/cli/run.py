@@ -146,12 +146,7 @@ def _job(plan: str, words: _Words) -> tuple[Priced, Job]:
     numerics_of(inputs.model)
     require_runnable(priced.layout, inputs.workload)
     vocab = _vocab(priced)
-    saving = Saving(
-        root=words.checkpoint,
-        every=words.every,
-        keep=words.keep,
-        resume=checkpoint_at(words.resume) if words.resume else None,
-    )
+    resume = checkpoint_at(words.resume) if words.resume else None
     task = Task(
         layout=priced.layout,
         seats=seats_of_plan(priced.layout, inputs.cluster, inputs.model, inputs.workload),
@@ -168,7 +163,7 @@ def _job(plan: str, words: _Words) -> tuple[Priced, Job]:
         rate=LearningRate(
             peak=words.learning_rate, steps=words.steps, warmup=words.warmup, decay=cast(Decay, words.decay)
         ),
-        saving=saving,
+        saving=Saving(root=words.checkpoint, every=words.every, keep=words.keep, resume=resume),
         adam=AdamSettings(weight_decay=words.weight_decay),
         clip_norm=words.clip,
         seed=words.seed,
