@@ -27,7 +27,7 @@ def qwen2_audio(config: Config, name: str) -> Model:
     audio = config.section("audio_config") or config.inside("audio_config", {})
     text = config.section("text_config") or config.inside("text_config", {})
     tower = whisper_tower(audio)
-    language = qwen2(text)
+    language = replace(qwen2(text), tied=config.flag("tie_word_embeddings", default=False))
     last = tower.layers[-1]
     tokens = last.tokens_per_sample or 1
     projector = Layer(
