@@ -3,7 +3,8 @@
 A message of `n` bytes takes `n / bandwidth(n)` with `bandwidth(n) = sum_k c_k log2(n / 1e6)^k`, at most the measured
 maximum; there is no latency apart, the fit holds it. Below the size where a fit stops being positive its time stays.
 
-* **Between stages** every sample-parallel lane sends its whole microbatch over the link its tp group has to the next.
+* **Between stages** every sample-parallel lane sends its whole microbatch over the link its tp group has to the next;
+  where activations and gradients have fits of their own, the slower way stands for both.
 * **All-reduce** over `n` ranks is a ring: `2 (n - 1)` messages of `bytes / n`, piece by piece of at most the bucket,
   at the pace of the slowest pair of neighbours. Ranks with tensor parallelism hold `1 / tp`; the least tp decides.
 
@@ -48,7 +49,9 @@ class FittedLinks:
             curve = self._inside(first, min(first.devices_per_node, sender.tp + receiver.tp))
             if curve is not None:
                 return message_s(curve, num_bytes)
-        return self._message_s(first, second, (sender.tp, receiver.tp), num_bytes)
+        there_s = self._message_s(first, second, (sender.tp, receiver.tp), num_bytes)
+        back_s = self._message_s(second, first, (receiver.tp, sender.tp), num_bytes)
+        return max(there_s, back_s)
 
     def all_reduce_s(self, num_bytes: float, holders: Sequence[Holders]) -> float:
         """Return the seconds to add up `num_bytes` (before tp) over all holders."""

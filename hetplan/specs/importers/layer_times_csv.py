@@ -111,7 +111,7 @@ def read_table(source: SourceText, filters: Filters) -> Profile:
     lines = [_Line(source, number, row) for number, row in rows if all(row[column] == value for column, value in held)]
     found: Profile
     if {"send_gpu", "recv_gpu", "a", "b", "c"} <= columns:
-        found = Profile(between={_ends(line): _curve(line) for line in lines})
+        found = Profile(between=_fits(lines))
     elif {"gpus", "a", "b", "c"} <= columns and columns & set(DEVICE):
         found = Profile(inside={(line.text(DEVICE), line.count(("gpus",))): _curve(line) for line in lines})
     elif columns & {f"{name}{suffix}" for name in ("forward", "fwd") for suffix in SECONDS}:
@@ -167,6 +167,15 @@ def _size(line: _Line) -> SizeRow:
         saved_bytes=line.amount(SAVED_SAMPLE),
         output_floats=line.amount(OUTPUT),
     )
+
+
+def _fits(lines: Sequence[_Line]) -> dict[tuple[LinkEnd, LinkEnd], LinkCurve]:
+    found: dict[tuple[LinkEnd, LinkEnd], LinkCurve] = {}
+    for line in lines:
+        ends, curve = _ends(line), _curve(line)
+        if found.setdefault(ends, curve) != curve:
+            raise line.error("this pair is there twice with another fit; choose rows with --where COLUMN=VALUE")
+    return found
 
 
 def _ends(line: _Line) -> tuple[LinkEnd, LinkEnd]:
