@@ -21,7 +21,7 @@ from hetplan.runtime.attention import Tokens, positions_of
 from hetplan.runtime.buckets import AdamSettings, Bucket, Kinds, Optimizer, route_gradients
 from hetplan.runtime.checkpoint import Reader
 from hetplan.runtime.edges import Message, messages
-from hetplan.runtime.groups import Groups
+from hetplan.runtime.groups import Channel, Groups
 from hetplan.runtime.linear import Deferred
 from hetplan.runtime.model import Block, Decoder, build_layer, start_values
 from hetplan.runtime.parallel import Axis, Clock, Mesh
@@ -82,7 +82,7 @@ class Executor:
         self.model, self.task, self.settings = model, task, settings
         self.seat = next(seat for seat in task.seats if seat.rank == groups.rank)
         self._world = groups.of(tuple(seat.rank for seat in task.seats))
-        self._deferred, self._report = Deferred(), report
+        self._deferred, self._report, self._channels = Deferred(), report, groups.channels
         self.mesh = _mesh(task, self.seat, groups, report)
         self.parameters: dict[str, nn.Parameter] = {}
         self.layers = self._build_layers()
@@ -143,6 +143,7 @@ class Executor:
             device=self.settings.device,
             mesh=self.mesh,
             deferred=self._deferred,
+            channels=self._channels,
         )
 
     def gradients_of(self, samples: Samples) -> tuple[float, list[Passed]]:
@@ -284,6 +285,16 @@ def required_groups(model: Model, task: Task) -> list[tuple[int, ...]]:
     axes = {str(axis): {axis_ranks(task, seat, axis) for seat in task.seats} for axis in AXES}
     world = tuple(seat.rank for seat in task.seats)
     return sorted({world, *group_ranks(plans, axes)})
+
+
+def required_channels(task: Task) -> list[Channel]:
+    """Return the edges of a layout along which messages go, in the order all ranks make groups of them."""
+    found: set[Channel] = set()
+    for seat in task.seats:
+        for (direction, stage), sent in _boundaries(task, seat)[1].items():
+            boundary = stage if direction == "F" else stage - 1
+            found |= {(direction, boundary, m.sender, m.receiver) for m in sent if m.sender != m.receiver}
+    return sorted(found)
 
 
 def _mesh(task: Task, seat: Seat, groups: Groups, report: Report) -> Mesh:

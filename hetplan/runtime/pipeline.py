@@ -3,7 +3,8 @@
 The order of work is the plan's `Program`. Receives of the next actions are posted ahead; sends are started and kept
 until they have completed, never waited for inside a step: on gloo a send ends only when the other side has posted its
 receive, so waiting for one can lock two stages against each other. Tags number a message by microbatch, boundary and
-direction; NCCL has none and delivers each pair's messages in order, which a program's order fixes.
+direction; NCCL has none, so there every direction of every boundary has a communicator of its own (`Groups.channels`),
+on which messages keep the program's order.
 
 Every action is timed: seconds spent waiting for what it needs, and seconds of work with the part of it that was spent
 in collectives of the stage's own mesh.
@@ -14,7 +15,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch import nn
 from hetplan.plan.program import Action
 from hetplan.runtime.attention import Tokens
 from hetplan.runtime.edges import Message
+from hetplan.runtime.groups import Channel
 from hetplan.runtime.linear import Deferred
 from hetplan.runtime.parallel import Mesh
 
@@ -64,6 +66,8 @@ class Work:
     device: torch.device
     mesh: Mesh
     deferred: Deferred
+    channels: Mapping[Channel, Any] = field(default_factory=dict)
+    """Groups messages go by; empty: that of all ranks."""
 
 
 Feed = Callable[[int, int], Tokens]
@@ -119,7 +123,9 @@ class Pipeline:
                 rows = torch.empty(
                     (message.num_rows, self._work.width), dtype=self._work.dtype, device=self._work.device
                 )
-                entries.append((dist.irecv(rows, src=message.sender, tag=self._tag(*key)), rows, message))
+                channel = self._channel(key, message)
+                work = dist.irecv(rows, src=message.sender, group=channel, tag=self._tag(*key))
+                entries.append((work, rows, message))
             self._pending[key] = entries
 
     def _incoming(self, action: Action) -> tuple[tuple[str, int, int], tuple[Message, ...]]:
@@ -128,6 +134,10 @@ class Pipeline:
         boundary = action.stage - (direction == "F")
         messages = () if action.kind == "W" else self._work.incoming.get((direction, action.stage), ())
         return (direction, boundary, action.microbatch), messages
+
+    def _channel(self, key: tuple[str, int, int], message: Message) -> Any:
+        """Return the process group a message goes by; None: that of all ranks."""
+        return self._work.channels.get((key[0], key[1], message.sender, message.receiver))
 
     def _tag(self, direction: str, boundary: int, microbatch: int) -> int:
         """Return a number that no other message between two ranks of a replica has within a step."""
@@ -180,7 +190,9 @@ class Pipeline:
             if message.receiver == self._work.rank:
                 self._local[(*key, message.sender)] = out
             else:
-                self._sent.append((dist.isend(out, dst=message.receiver, tag=self._tag(*key)), out))
+                channel = self._channel(key, message)
+                work = dist.isend(out, dst=message.receiver, group=channel, tag=self._tag(*key))
+                self._sent.append((work, out))
 
     def _forward(self, action: Action, arrived: torch.Tensor | None, feed: Feed, loss_scale: float) -> None:
         inputs = None if arrived is None else arrived.requires_grad_()

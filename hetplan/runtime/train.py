@@ -22,7 +22,7 @@ from hetplan.errors import RunError, UsageError
 from hetplan.runtime.buckets import AdamSettings, Kinds
 from hetplan.runtime.checkpoint import Progress, Reader, Writer, complete_steps, folder_of
 from hetplan.runtime.data import TokenFile
-from hetplan.runtime.executor import Executor, Settings, StepResult, required_groups
+from hetplan.runtime.executor import Executor, Settings, StepResult, required_channels, required_groups
 from hetplan.runtime.groups import Groups
 from hetplan.runtime.pipeline import Report
 from hetplan.runtime.ranks import Task
@@ -84,6 +84,8 @@ def train(job: Job, groups: Groups, device: torch.device, tell: Tell, report: Re
         RunError: the loss is not a number, or a checkpoint cannot be written or read.
     """
     groups.make(required_groups(job.model, job.task))
+    if device.type == "cuda":
+        groups.make_channels(required_channels(job.task))
     settings = Settings(
         kinds=kinds_of(job.workload), device=device, seed=job.seed, adam=job.adam, clip_norm=job.clip_norm
     )

@@ -77,6 +77,8 @@ class Case:
     precision: str = "fp32"
     sequence_parallel: bool = True
     clip_norm: float = 0.5
+    channels: bool = False
+    """Messages go by groups of two, as NCCL needs them."""
 
 
 def sample_rows(case: Case, step: int) -> np.ndarray:

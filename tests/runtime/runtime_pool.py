@@ -22,7 +22,7 @@ from runtime_cases import Case, first_value_seed, model_of, sample_rows
 from runtime_planted import PLANTED
 
 from hetplan.runtime.buckets import AdamSettings, Bucket, Kinds
-from hetplan.runtime.executor import Executor, Settings, required_groups
+from hetplan.runtime.executor import Executor, Settings, required_channels, required_groups
 from hetplan.runtime.groups import Groups
 from hetplan.runtime.ranks import Task, plain_seats
 
@@ -82,6 +82,9 @@ def _reduced(bucket: Bucket) -> Iterator[tuple[str, Any, tuple[int, int], torch.
 def _train(case: Case, groups: Groups, num_steps: int) -> Outcome | None:
     model, task = model_of(case.model), task_of(case)
     groups.make(required_groups(model, task))
+    groups.channels.clear()
+    if case.channels:
+        groups.make_channels(required_channels(task))
     if groups.rank >= len(task.seats):
         return None
     executor = Executor(model, task, settings_of(case), groups)

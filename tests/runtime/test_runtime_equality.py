@@ -80,6 +80,10 @@ CASES = {
     "ep4 with shared experts": case("qwen2_moe", replica("qwen2_moe", "2", dp=4, ep=4, mb=4, count=2)),
     "ep2 with tp 2": case("qwen2_moe", replica("qwen2_moe", "2", dp=2, ep=2, tp="2", mb=2)),
     "ep2, ZeRO-3": case("mixtral", replica("mixtral", "1+1", dp=2, ep=2, mb=2, copies=2, count=2), sharding="full"),
+    "interleaved by channels": case(
+        "gpt2-4", replica("gpt2-4", "1+1+1+1", vpp=2, count=4), schedule="interleaved", channels=True
+    ),
+    "tp 1 to 2 by channels": case("llama", replica("llama", "3+1", tp="1+2", mb=2), channels=True),
     "no clipping": case("llama", replica("llama", "3+1"), clip_norm=0.0),
     "fp64, 5+3 and 8": case("gpt2", replica("gpt2", "5+3", count=4), replica("gpt2", "8", count=3), precision="fp64"),
     "fp64, tp 2 to 1 and 1, ZeRO-1": case(
