@@ -206,7 +206,7 @@ def refusal_problems(code: int, message: str, *, own: bool) -> list[str]:
     """Return what is wrong with a refusal: an engine's own plan may be refused for the model or precision only."""
     if code not in (2, 4):
         return [f"exit {code}: {message}"]
-    if "cannot" not in message:
+    if code == 4 and "cannot" not in message:
         return [f"a refusal that says not why: {message}"]
     if code == 4 and own and "nearest plan" not in message and "no plan it can run" not in message:
         return [f"its own plan is refused: {message}"]

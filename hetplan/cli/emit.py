@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from hetplan.plan.limits import Limits
     from hetplan.plan.records import Estimate
 
-MOST_DEVICES_FOR_NEAREST = 4096
+MOST_DEVICES_FOR_NEAREST = 20_000
 """Above this many devices a refusal does not search for the nearest plan; `hetplan search --engine` does."""
 
 
@@ -133,13 +133,15 @@ def _nearest(saved: SavedPlan, job: Job, engine: str) -> str:
 
     from hetplan.emit.capability import PROFILES
     from hetplan.emit.emit import emit as files_of
+    from hetplan.plan.limits import ENGINES
     from hetplan.plan.placement import place
     from hetplan.report.layouts import replica_text
     from hetplan.search.quick import quick
     from hetplan.search.records import SearchRequest
 
+    advice = f"`hetplan search --engine {engine}`" if engine in ENGINES else ""
     if saved.job.cluster.num_devices > MOST_DEVICES_FOR_NEAREST:
-        return f"; `hetplan search --engine {engine}` finds plans it can run"
+        return f"; {advice} finds plans it can run" if advice else ""
     best = None
     for limits in narrowed(PROFILES[engine].limits):
         try:
@@ -160,7 +162,7 @@ def _nearest(saved: SavedPlan, job: Job, engine: str) -> str:
     shapes = "; ".join(
         f"{replica_text(row)}, {' -> '.join(f'{s.group} tp{s.tp}' for s in row.stages)}" for row in best.layout.replicas
     )
-    return f"; nearest plan it can run costs {100 * change:+.0f} %: {shapes} (`hetplan search --engine {engine}`)"
+    return f"; nearest plan it can run costs {100 * change:+.0f} %: {shapes}{f' ({advice})' if advice else ''}"
 
 
 def narrowed(limits: Limits) -> Iterator[Limits]:

@@ -18,7 +18,7 @@ from hetplan.cli.main import run
 from hetplan.errors import UsageError
 
 ROOT = Path(__file__).parents[2]
-PLAN = ROOT / "tests" / "golden" / "two-generation-lab.yaml"
+PLAN = ROOT / "tests" / "golden" / "ib-roce.yaml"
 SHELL = (".sh", ".sbatch")
 
 
