@@ -295,7 +295,7 @@ class _Divided:
         periods = np.maximum(self.m - 1, 1)
         for block in self.blocks:
             heads = np.clip(self.p - (self.m - 1) - block.first, 0, block.stages)
-            divisor = divisor + heads / (periods * block.beta)
+            divisor = divisor + heads / np.maximum(periods * block.beta, 1e-300)
         return np.where((self.m > 1) & (self.m <= self.p), seconds / divisor, 0.0)
 
 
