@@ -43,6 +43,8 @@ class Constants:
     stacks: Stacks
     memory: dict[str, Floats]
     memory_everywhere: Floats
+    peaked: frozenset[str]
+    """Stacks whose memory constants rest on observed peaks, not only on what ran and what did not."""
     utilisation: dict[str, float]
     """Baseline: fraction of peak by device; ``""``: of all."""
 
@@ -66,6 +68,7 @@ def learn(data: Dataset, predictions: Predictions | None = None, *, particular: 
             for stack in sorted(measured)
         },
         memory_everywhere=everywhere,
+        peaked=frozenset(peak.setup.run.stack for peak in data.peaks),
         utilisation=utilisation(data.times),
     )
 

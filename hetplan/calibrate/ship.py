@@ -6,11 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from hetplan.calibrate.evaluate import Constants
 from hetplan.calibrate.fit import Fitted, Observation
 from hetplan.calibrate.memory import GIB
+from hetplan.calibrate.parameters import widths
 from hetplan.specs.calibration import ANY_NETWORK, Calibration
 
+ALL_BUT = 0.999
+"""Part of the prior's width above which a spread says that nothing was learnt."""
 FEWEST_RUNS = 4
 """Constants from fewer runs are not handed on."""
 
@@ -32,11 +37,17 @@ def name_of(stack: str, devices: Sequence[str]) -> str:
     return re.sub(r"[^a-z0-9.]+", "-", "-".join([*devices, stack]).lower()).strip("-")
 
 
+def told(fitted: Fitted) -> Fitted:
+    """Return a fit whose constants are as assumed where its rows say nothing about them."""
+    knows = fitted.spread < ALL_BUT * widths(fitted.entries)
+    return replace(fitted, offsets=np.where(knows, fitted.offsets, 0.0))
+
+
 def _calibration(rows: Sequence[Observation], fitted: Fitted, constants: Constants, error: float | None) -> Calibration:
     setup = rows[0].setup
-    found = fitted.calibration(setup)
+    found = told(fitted).calibration(setup)
     devices = found.devices
-    memory = constants.memory.get(setup.run.stack)
+    memory = constants.memory.get(setup.run.stack) if setup.run.stack in constants.peaked else None
     if memory is not None:
         devices = {
             name: replace(entry, memory_overhead_fraction=float(memory[0]), reserve_bytes=float(memory[1]) * GIB)

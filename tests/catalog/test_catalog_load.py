@@ -2,7 +2,8 @@ import hashlib
 
 import pytest
 
-from hetplan.catalog import load_calibration, load_cluster, load_model, load_workload_file
+from hetplan.catalog import device_names, load_calibration, load_cluster, load_model, load_workload_file
+from hetplan.catalog.load import calibration_names
 from hetplan.catalog.strays import stray_names
 from hetplan.errors import SpecError, UsageError
 from hetplan.specs.content import content_sha256
@@ -159,3 +160,13 @@ def test_names_in_a_calibration_that_nothing_answers_to_are_said_with_their_plac
     device, network = stray_names(file, cluster)
     assert device.startswith(f"{file}:3:") and "devices.A100-SMX4-80GB" in device and "A100-SXM4-80GB'?" in device
     assert network.startswith(f"{file}:7:") and "networks.etj" in network and "did you mean 'eth'?" in network
+
+
+def test_calibrations_that_ship_name_known_devices_their_source_and_their_error():
+    names = calibration_names()
+    assert len(names) >= 20
+    for name in names:
+        made, _ = load_calibration(name)
+        assert set(made.devices) <= set(device_names()), name
+        assert made.relative_error is not None and 0 < made.relative_error < 0.5, name
+        assert {"fitted on", "source", "error on runs left out"} <= set(made.provenance), name
