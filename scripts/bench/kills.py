@@ -135,8 +135,9 @@ def main() -> None:
             lost.append(last - (done[-1] if done else 0))
             moved += len(_steps(events)) - before
             print(f"kill {number + 1}: {moved} steps run, at step {last}, lost {lost[-1]}", flush=True)
-        target = (complete_steps(root)[-1] if complete_steps(root) else 0) + 5
-        resumed = _last_loss(text, target, Saving(resume=folder_of(root, complete_steps(root)[-1])))
+        left = complete_steps(root)[-1:]
+        target = sum(left) + 5
+        resumed = _last_loss(text, target, Saving(resume=folder_of(root, left[0]) if left else None))
         peaceful = _last_loss(text, target, Saving())
     result = {
         "date": datetime.now(UTC).strftime("%Y-%m-%d"),
