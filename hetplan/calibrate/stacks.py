@@ -1,9 +1,9 @@
 """Constants for every device and software stack of a set of runs, from general to particular.
 
 First one vector for all runs, then one for each kind of device and one for each software stack that ran on several,
-both starting from it; then one for each stack on each device, starting from its stack's where it ran elsewhere too,
-else from the device's; and for each of its releases. A run of an unknown stack is priced with its device's constants, a
-known stack on an unknown device with the stack's, anything else with those of all.
+both starting from it; then one for each stack on each device, starting from the device's, and for each of its releases.
+A run of an unknown stack is priced with its device's constants, a known stack on an unknown device with the stack's,
+anything else with those of all.
 """
 
 from __future__ import annotations
@@ -23,10 +23,6 @@ Devices = tuple[str, ...]
 ANY: Devices = ("any",)
 ROUGH = Effort(descents=1, most_steps=6)
 """For the general levels, which later ones refine."""
-STACK = Effort()
-DEVICE_OF_A_STACK = Effort(freedom=0.5)
-RELEASE = Effort(freedom=0.25)
-"""One stack differs less from device to device than stacks differ, and its releases less again."""
 ROWS_OF_A_STACK = 8
 """Rows of one stack that general levels look at: enough to say how it differs, and no stack drowns the others."""
 
@@ -78,15 +74,11 @@ def fit_stacks(
         by_device[devices] = fit(few_of_each(of_device), devices, start, known, ROUGH)
         for name in sorted({row.setup.run.stack for row in of_device}) if particular else ():
             rows = [row for row in of_device if row.setup.run.stack == name]
-            if name in by_software:
-                start, effort = spread_out(by_software[name].offsets, len(devices)), DEVICE_OF_A_STACK
-            else:
-                start, effort = by_device[devices].offsets, STACK
-            own = by_stack[name, devices] = fit(rows, devices, start, known, effort)
+            own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known)
             releases = sorted({row.setup.run.release for row in rows})
             for release in releases if len(releases) > 1 else ():
                 of_release = [row for row in rows if row.setup.run.release == release]
-                by_release[name, release, devices] = fit(of_release, devices, own.offsets, known, RELEASE)
+                by_release[name, release, devices] = fit(of_release, devices, own.offsets, known)
     return Stacks(
         everywhere=everywhere, by_device=by_device, by_software=by_software, by_stack=by_stack, by_release=by_release
     )
