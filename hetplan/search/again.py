@@ -46,7 +46,7 @@ def request_of(plan: Plan, limits: Limits, effort: float) -> SearchRequest:
     objective: Objective = next(word for word in get_args(Objective) if word == asked)
     return SearchRequest(
         objective=objective,
-        time_budget_s=plan.estimate.step_s * 1.0001 if objective == "cost-within-time" else None,
+        time_budget_s=plan.estimate.step_s * 1.0001 if objective in ("cost-within-time", "devices") else None,
         limits=replace(limits, cp=tuple(sorted({1, *limits.cp})), stage_dp=tuple(sorted({1, *limits.stage_dp}))),
         engine=plan.proof.engine if plan.proof is not None else "hetplan",
         effort=effort,
@@ -134,7 +134,7 @@ def _settled(known: Sequence[Layout], book: Book) -> tuple[Candidate, float] | N
     for layout in known:
         if is_placed(layout) and not check(layout, prices, request.limits):
             found = estimate(layout, prices)
-            value = objective_value(found, request)
+            value = objective_value(found, request, layout.num_devices)
             if value is not None and value <= book.best_value * (1 + request.simplicity):
                 return Candidate(layout=layout, estimate=found), value
     return None
