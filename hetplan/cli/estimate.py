@@ -96,7 +96,7 @@ def estimate(
         recompute=one_of(recompute, "--recompute", RECOMPUTES),
         sharding=one_of(sharding, "--sharding", SHARDINGS),
         schedule=one_of(schedule, "--schedule", SCHEDULES) if schedule else None,
-        groups=tuple(groups.split(",")) if groups else None,
+        groups=tuple(name.strip() for name in groups.split(",")) if groups is not None else None,
     )
     job = load_job(cluster, model, words, calibration, is_used=lambda name: name in (grid.groups or (name,)))
     job.warn()

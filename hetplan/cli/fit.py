@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from hetplan.cli.options import ClusterArgument, JsonFlag, ModelArgument, one_of, parse_counts, refuse_given
+from hetplan.cli.options import ClusterArgument, JsonFlag, ModelArgument, parse_counts, parse_words, refuse_given
 from hetplan.errors import InfeasibleError, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,9 @@ def fit(
     where, _ = load_cluster(cluster)
     what, _ = load_model(model)
     names = [group.name for group in where.groups]
-    wanted = [one_of(name.strip(), "--groups", names) for name in groups.split(",")] if groups else names
+    wanted = list(parse_words(groups, "--groups", names) or names)
+    if len(set(wanted)) < len(wanted):
+        raise UsageError(f"--groups: {groups} names a group twice")
     used = [where.group(name) for name in wanted]
     if ratios is not None:
         refuse_given(context, OF_RATIOS, "does not go with --ratios, which makes one tensor-parallel group")

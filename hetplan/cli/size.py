@@ -23,6 +23,8 @@ from hetplan.errors import UsageError
 if TYPE_CHECKING:
     from hetplan.specs.cluster import Cluster
 
+MOST_TOKENS = 1e18
+
 
 def size(
     cluster: ClusterArgument,
@@ -50,10 +52,10 @@ def size(
     from hetplan.cli.inputs import WorkloadWords, load_job
     from hetplan.cli.output import show, show_json
     from hetplan.report.sizes import size_document, size_text
-    from hetplan.search.sizing import doubling, sizes, smallest_count
+    from hetplan.search.sizing import MOST_NODES, doubling, sizes, smallest_count
 
-    if tokens is not None and not 0 < tokens < float("inf"):
-        raise UsageError(f"--tokens: {tokens} is not a number of tokens above 0")
+    if tokens is not None and not 0 < tokens <= MOST_TOKENS:
+        raise UsageError(f"--tokens: {tokens:g} is not a number of tokens above 0 and up to {MOST_TOKENS:g}")
     words = WorkloadWords(
         file=workload,
         seq_len=seq_len,
@@ -64,10 +66,12 @@ def size(
     job = load_job(cluster, model, words, calibration)
     name = _group(group, job.cluster)
     job.warn()
+    if most is not None and most > MOST_NODES:
+        raise UsageError(f"--most: {most:,} nodes are more than the {MOST_NODES:,} that are tried")
     least = smallest_count(job.prices, name)
     if most is not None and most < least:
         raise UsageError(f"--most: {most} nodes are fewer than the {least} it takes")
-    table = sizes(job.prices, name, doubling(least, most or 16 * least))
+    table = sizes(job.prices, name, doubling(least, most or min(16 * least, MOST_NODES)))
     if as_json:
         show_json(size_document(name, table, tokens))
     else:

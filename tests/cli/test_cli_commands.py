@@ -418,3 +418,22 @@ def test_more_nodes_never_do_worse_and_a_short_search_says_that_it_is_one(hetpla
     seconds = [size["step_s"] for size in json.loads(hetplan(*words, "--json").out)["sizes"]]
     assert len(seconds) == 5
     assert seconds == sorted(seconds, reverse=True)
+
+
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        (
+            ["size", "small.yaml", "two.yaml", *SIZES, "--group", "new", "--most", "100000000"],
+            "--most: 100,000,000 nodes",
+        ),
+        (["size", "small.yaml", "two.yaml", *SIZES, "--group", "new", "--tokens", "1e308"], "--tokens: 1e+308"),
+        (["fit", "small.yaml", "two.yaml", "--groups", "new,new"], "names a group twice"),
+        (["fit", "small.yaml", "two.yaml", "--groups", ""], "--groups: unknown ''"),
+        (["estimate", "small.yaml", "two.yaml", *SIZES, "--groups", ""], "no group ''"),
+    ],
+)
+def test_senseless_counts_and_groups_are_refused(hetplan: Hetplan, words: list[str], reason: str) -> None:
+    answer = hetplan(*words)
+    assert (answer.code, answer.out) == (2, "")
+    assert reason in answer.err
