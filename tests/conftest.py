@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import pytest
+from hypothesis import settings
+
+settings.register_profile("repeated", derandomize=True, deadline=None, database=None)
+settings.load_profile("repeated")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -124,7 +124,7 @@ def test_the_search_finds_what_trying_every_plan_finds(costs_ms, rate_gbps, coun
     prices = prices_of(costs_ms, rate_gbps, counts, batch=8)
     result = search(prices, SearchRequest(limits=LIMITS, compare=False, simplicity=0.0))
     best = least_step_s(prices, counts, 8)
-    assert result.best.estimate.step_s <= best * 1.02
+    assert result.best.estimate.step_s <= best * 1.03
     assert result.proof.bound <= best * (1 + 1e-9)
 
 
