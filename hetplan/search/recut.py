@@ -24,8 +24,10 @@ from hetplan.search.patterns import NEVER_S, Ints
 from hetplan.search.pipelines import ends_s
 from hetplan.search.problem import Problem, Tables
 
-EXACT_PASSES = 1000
+EXACT_PASSES = 240
 """Stages times microbatches up to which a pipeline is followed to the end; longer ones go on at the pace they have."""
+PROVED_PASSES = 4000
+"""The same where a bound depends on it; beyond, what a pipeline takes at least counts."""
 ALL_PAIRS = 14
 """Stages up to which a layer may move between any two; beyond, between neighbours and to and from block ends."""
 TIMED = 48
@@ -99,8 +101,11 @@ class Recut:
         """Return whether one of the cuts is valid."""
         return bool(self._timed(cuts).valid.any())
 
-    def least_of(self, cuts: Ints, limit_s: float) -> tuple[float, Ints]:
-        """Return the least exact step time of `cuts`, at most the limit, and the cut it belongs to (empty: none)."""
+    def least_of(self, cuts: Ints, limit_s: float, *, proved: bool = False) -> tuple[float, Ints]:
+        """Return the least step time of `cuts`, at most the limit, and the cut it belongs to (empty: none).
+
+        `proved`: none of the cuts is faster; else long pipelines go on at the pace they have.
+        """
         best_s, best = limit_s, cuts[:0]
         for at in range(0, len(cuts), MOST_TIMED):
             timed = self._timed(cuts[at : at + MOST_TIMED])
@@ -108,7 +113,7 @@ class Recut:
             if not len(near):
                 continue
             some = _take(timed, near)
-            seconds = self._exact_s(some)
+            seconds = self._proved_s(some) if proved else self._exact_s(some)
             row = int(np.argmin(seconds))
             if seconds[row] < best_s:
                 best_s, best = float(seconds[row]), some.ends[row : row + 1]
@@ -145,6 +150,11 @@ class Recut:
             held_up = self._ending.tied_s(*ends_of, reduced, params[:, -1])
             after[:, 0] = np.maximum(after[:, 0] + self._tie_s, held_up)
         return Timed(ends=ends, modes=modes, forward_s=forward, backward_s=backward, after_s=after, valid=valid)
+
+    def _proved_s(self, cuts: Timed) -> Floats:
+        if self.num_microbatches * self._p <= PROVED_PASSES:
+            return self._done_s(cuts, self.num_microbatches)
+        return self._least_s(cuts)
 
     def _exact_s(self, cuts: Timed) -> Floats:
         known = max(EXACT_PASSES // self._p, 3 * self._p)

@@ -40,6 +40,8 @@ MOST_VISITED = 40_000
 STARTS = ((2, 384), (3, 48))
 """Patterns of at most so many blocks looked at first, to have a plan to compare with."""
 FIRST_PRICED = 10
+BRIEF = 10_000
+"""Searches that may visit fewer patterns price fewer as well and prove nothing."""
 WANTED_GAP = TOLERANCE
 """Patterns whose bound is further below the best plan than this are looked at cut by cut."""
 VISITS_A_SETTLED = 1000
@@ -52,7 +54,7 @@ HOPELESS = 1.12
 FEWEST_PRICES, PATIENCE = 32, 80
 VISITS_A_PRICE = 200
 """One layout may be priced for every so many patterns that may be visited."""
-FEW_COPIES, NEXT_COPIES = 16, 4
+FEW_COPIES, NEXT_COPIES = 16, 2
 """Where devices cost, copies below are tried one by one; else so many below the most."""
 MOST_DEGREE = 64
 """Sharing states wider than this is not told apart when cuts are made."""
@@ -67,6 +69,7 @@ class ShapeSearch:
         self, book: Book, fields: Sequence[Field], tables_of: TablesOf, most_visited: int = MOST_VISITED
     ) -> None:
         self.most_visited = most_visited
+        self.brief = most_visited < BRIEF
         self.book = book
         self.problem = book.problem
         self.fields = fields
@@ -110,17 +113,18 @@ class ShapeSearch:
             mine = waiting.field == f
             blocks[mine] = (field.patterns.count[waiting.row[mine]] > 0).sum(axis=1)
         for most, many in STARTS:
+            many = many // 4 if self.brief else many
             some = order[blocks[order] <= most][:many] if most < 3 else order[blocks[order] == most][:many]
-            self._visit(waiting.take(some), most_priced=FIRST_PRICED)
+            self._visit(waiting.take(some), most_priced=FIRST_PRICED // 2 if self.brief else FIRST_PRICED)
 
     def _visit(self, entries: Entry, most_priced: int | None) -> None:
         """Bound entries, and price those not ruled out, best bound first; only some where `most_priced` is given."""
         found = sorted(self.bounds.open_of(entries), key=lambda one: (one.value, one.field, one.row, one.copies))
-        last_useful = self.priced
+        last_useful, patience = self.priced, PATIENCE // 4 if self.brief else PATIENCE
         for number, one in enumerate(found):
             if most_priced is not None and number >= most_priced:
                 return
-            if one.value < self.book.best_value * (1 - TOLERANCE) and self.priced < last_useful + PATIENCE:
+            if one.value < self.book.best_value * (1 - TOLERANCE) and self.priced < last_useful + patience:
                 before = self.book.best_value
                 self._price(one)
                 last_useful = self.priced if self.book.best_value < before else last_useful
@@ -129,6 +133,8 @@ class ShapeSearch:
 
     def _settle(self, left: float) -> float:
         """Return the least bound of the patterns not ruled out, each looked at cut by cut while that raises it."""
+        if self.brief:
+            return min((one.value for one in self._settled), default=np.inf)
         waiting = sorted(self._settled, key=lambda one: (one.value, one.field, one.row, one.copies))
         settled = np.inf
         for number, one in enumerate(waiting):
@@ -154,7 +160,7 @@ class ShapeSearch:
         if cuts is None:
             return one.value
         recut = Recut(self.problem, tables, mesh_p, one.count, ending)
-        return recut.least_of(cuts, limit_s)[0]
+        return recut.least_of(cuts, limit_s, proved=True)[0]
 
     def _entries(self) -> Entry:
         """Return every pattern with as many copies as the devices allow; where devices cost, with fewer as well."""
