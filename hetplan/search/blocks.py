@@ -121,11 +121,12 @@ class BlockBounder:
         while at < num:
             some = np.arange(at, min(num, at + max(1, self._batch(shapes))))
             part = shapes.take(some)
-            owner, edges = _divisions(self._costs, part)
+            rooms = Rooms(self._costs, part)
+            owner, edges = _divisions(self._costs, part, rooms)
             at += len(some)
             if not len(owner):
                 continue
-            seconds = _Divided(self._costs, part, owner, edges).step_s()
+            seconds = _Divided((self._costs, rooms), part, owner, edges).step_s()
             order = np.lexsort((seconds, owner))
             found, first = np.unique(owner[order], return_index=True)
             best = order[first]
@@ -137,10 +138,11 @@ class BlockBounder:
 
     def divisions_below(self, shapes: Shapes) -> Ints:
         """Return the block ends of every division of one pattern below its limit, best bound first, (D, K)."""
-        owner, edges = _divisions(self._costs, shapes)
+        rooms = Rooms(self._costs, shapes)
+        owner, edges = _divisions(self._costs, shapes, rooms)
         if not len(owner):
             return np.zeros((0, shapes.mesh.shape[1]), dtype=np.int64)
-        seconds = _Divided(self._costs, shapes, owner, edges).step_s()
+        seconds = _Divided((self._costs, rooms), shapes, owner, edges).step_s()
         order = np.argsort(seconds, kind="stable")
         order = order[seconds[order] < shapes.limit_s[0]]
         return np.stack([edge[order] for edge in edges[1:]], axis=1)
@@ -151,10 +153,10 @@ class BlockBounder:
         return int(MOST_DIVISIONS / max(1.0, known * (self._costs.forward.shape[1] - 1) ** cuts / max(1, cuts)))
 
 
-def _divisions(costs: BlockCosts, shapes: Shapes) -> tuple[Ints, list[Ints]]:
+def _divisions(costs: BlockCosts, shapes: Shapes, rooms: Rooms) -> tuple[Ints, list[Ints]]:
     """Return whose each division is, and its K + 1 edges: all that neither memory nor the limit rules out."""
     decoders, num = costs.decoders, costs.forward.shape[1] - 1
-    room = _room(costs, shapes)
+    room = _room(costs, shapes, rooms)
     count, total = shapes.count, int(decoders[-1])
     owner = np.arange(len(shapes.comm_s))
     start = np.zeros(len(owner), dtype=np.int64)
@@ -173,10 +175,10 @@ def _divisions(costs: BlockCosts, shapes: Shapes) -> tuple[Ints, list[Ints]]:
     return owner, [*edges, np.full(len(owner), num)]
 
 
-def _room(costs: BlockCosts, shapes: Shapes) -> Ints:
+def _room(costs: BlockCosts, shapes: Shapes, rooms: Rooms) -> Ints:
     """Return the most decoder layers each block can hold within memory and the limit, (S, K)."""
     m = shapes.num_microbatches[:, None]
-    most = Rooms(costs, shapes).whole
+    most = rooms.whole
     each = m * costs.layer_s[shapes.mesh] + costs.ending_s[shapes.mesh]
     with np.errstate(divide="ignore", invalid="ignore"):
         within = np.floor(shapes.limit_s[:, None] / each * (1 + 1e-9))
@@ -186,14 +188,14 @@ def _room(costs: BlockCosts, shapes: Shapes) -> Ints:
 class _Divided:
     """The bound of every division."""
 
-    def __init__(self, costs: BlockCosts, shapes: Shapes, owner: Ints, edges: list[Ints]) -> None:
+    def __init__(self, known: tuple[BlockCosts, Rooms], shapes: Shapes, owner: Ints, edges: list[Ints]) -> None:
+        costs, rooms = known
         self.p = shapes.count.sum(axis=1)[owner]
         self.m = shapes.num_microbatches[owner]
         self.comm_s = shapes.comm_s[owner]
         self.front_s = costs.front_s(shapes.mesh, shapes.count)[owner]
         """What the first stage ends with beside its decoder layers."""
         self.tied_s = costs.tied_s(shapes.mesh, shapes.count)[owner]
-        rooms = Rooms(costs, shapes)
         first = np.cumsum(shapes.count, axis=1) - shapes.count
         self.blocks = [
             _block(costs, rooms, (owner, k), (edges[k], edges[k + 1]), (shapes.mesh, shapes.count, first))

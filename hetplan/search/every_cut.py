@@ -70,7 +70,8 @@ class EveryCut:
         m = self._mesh_p[s]
         fits = tables.fixed_mrll[m] + self._held[s] * tables.flight_mrll[m] <= 1.0
         prefix = tables.prefix_mrl[m]
-        seconds = prefix[:, None, :] - prefix[:, :, None]
+        with np.errstate(invalid="ignore"):
+            seconds = prefix[:, None, :] - prefix[:, :, None]
         return np.asarray(np.where(fits & (seconds > 0), seconds, np.inf).min(axis=0))
 
     def _of_division(self, ends: list[int], limit_s: float) -> Ints | None:

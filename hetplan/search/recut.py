@@ -133,7 +133,8 @@ class Recut:
         fixed = self._tables.fixed_mrll.transpose(0, 2, 3, 1)[mesh, a, e]
         flight = self._tables.flight_mrll.transpose(0, 2, 3, 1)[mesh, a, e]
         by_mode = self._total.transpose(0, 2, 1)
-        seconds = by_mode[stage, e] - by_mode[stage, a]
+        with np.errstate(invalid="ignore"):
+            seconds = by_mode[stage, e] - by_mode[stage, a]
         fits = np.where(fixed + self._held[None, :, None] * flight <= 1.0, seconds, np.inf)
         modes = np.argmin(fits, axis=2)
         total = np.take_along_axis(fits, modes[:, :, None], axis=2)[:, :, 0]

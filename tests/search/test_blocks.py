@@ -23,7 +23,7 @@ from hetplan.search.recut import Recut
 TRIES = 30
 
 
-@samples.many(25)
+@samples.many(15)
 @given(p=st.integers(1, 12), m=st.integers(1, 40), seed=st.integers(0, 10**6))
 def test_pipelines_side_by_side_end_when_each_does_alone(p, m, seed):
     dice = np.random.default_rng(seed)
@@ -56,7 +56,7 @@ def shapes_of(field, row, count, limit_s):
     )
 
 
-@samples.many(50)
+@samples.many(25)
 @given(instance=samples.instances(max_devices=20, max_decoders=12), seed=st.integers(0, 10**6))
 def test_no_cut_is_faster_than_the_bound_of_its_blocks(instance, seed):
     prices, limits = instance
@@ -81,7 +81,7 @@ def test_no_cut_is_faster_than_the_bound_of_its_blocks(instance, seed):
     event(f"{min(tried, 100) // 20 * 20}+ plans")
 
 
-@samples.many(25)
+@samples.many(15)
 @given(instance=samples.instances(max_devices=12, max_decoders=6), seed=st.integers(0, 10**6))
 def test_the_cuts_that_are_listed_hold_the_best_one(instance, seed):
     _, limits = instance
@@ -112,7 +112,7 @@ def test_the_cuts_that_are_listed_hold_the_best_one(instance, seed):
             assert recut.least_of(listed, limit_s, proved=True)[0] == min(best_s, limit_s)
 
 
-@samples.many(25)
+@samples.many(15)
 @given(instance=samples.instances(max_devices=12, max_decoders=6), seed=st.integers(0, 10**6))
 def test_a_cut_is_timed_as_its_column_is(instance, seed):
     _, limits = instance

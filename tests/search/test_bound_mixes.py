@@ -62,7 +62,7 @@ def most_of_each_s(problem, pools, layout, step_s):
         assert replica.num_microbatches * floor_s <= step_s * (1 + 1e-9), replica
 
 
-@samples.many(100)
+@samples.many(60)
 @given(instance=samples.instances(), seed=st.integers(0, 10**6))
 def test_no_mix_is_faster_than_the_bounds(instance, seed):
     prices, limits = instance

@@ -29,7 +29,7 @@ def bound_s(problem, fields, layout, best_s):
     return min(found)
 
 
-@samples.many(100)
+@samples.many(60)
 @given(instance=samples.instances(), seed=st.integers(0, 10**6))
 def test_no_plan_of_a_shape_is_faster_than_its_bound(instance, seed):
     prices, limits = instance

@@ -60,7 +60,7 @@ def hold_true(prices, request, result):
     assert request.limits.max_shapes is None or len(result.best.layout.replicas) <= request.limits.max_shapes
 
 
-@samples.many(40)
+@samples.many(25)
 @given(
     instance=samples.instances(min_devices=13, max_devices=24),
     objective=st.sampled_from(["time", "time", "time", "cost", "energy"]),
