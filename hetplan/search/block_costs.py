@@ -103,7 +103,9 @@ def block_costs(problem: Problem, tables: Tables, ending: Ending) -> BlockCosts:
             beta[m] = np.nanmin(backward[m] / np.maximum(fastest[m], 1e-300))
             extra[m] = np.nan_to_num((total[m] - fastest[m])[:, inner], nan=0.0).min(axis=1)
     most = _most_by_mode(tables, decoder)
-    layer_extra, added = _recompute(most, extra, num_l)
+    if "added" not in tables.recompute_memo:
+        tables.recompute_memo["added"] = _recompute(most, extra, num_l)
+    layer_extra, added = tables.recompute_memo["added"]
     return BlockCosts(
         decoders=np.concatenate([[0], np.cumsum(decoder)]),
         forward=_prefix(np.where(tables.usable_m[:, None], forward, 0.0)),

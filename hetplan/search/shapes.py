@@ -49,7 +49,7 @@ MOST_SETTLED_STAGES = 16
 NEAR_BEST = 1.01
 LIKELY_DIVISIONS = 24
 """Divisions of the chain between blocks, of the best bounds, that cuts start from."""
-HOPELESS = 1.12
+HOPELESS = 1.06
 """Even and balanced cuts that are slower than the best plan by this factor do not become better than it."""
 FEWEST_PRICES, PATIENCE = 32, 80
 VISITS_A_PRICE = 200
