@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from hetplan.costs.records import Floats
 from hetplan.plan.stages import whole_params
@@ -19,6 +20,7 @@ from hetplan.search.after import Ending
 from hetplan.search.patterns import MOST_HELD, Ints
 from hetplan.search.problem import Problem, Tables
 
+Bools = npt.NDArray[np.bool_]
 HELD = np.array([0, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, MOST_HELD])
 """Classes of microbatches held: each stands for all up to the next."""
 
@@ -74,20 +76,15 @@ class BlockCosts:
 
 def block_costs(problem: Problem, tables: Tables, ending: Ending) -> BlockCosts:
     """Return the costs of every mesh."""
-    decoder = np.array([layer.kind == "decoder" for layer in problem.prices.model.chain])
-    inner = decoder if decoder.any() else np.ones_like(decoder)
-    usable = np.flatnonzero(tables.usable_m)
-    num_m, num_l = len(problem.meshes), problem.num_layers
-    total = tables.forward_mrl + tables.backward_mrl
-    fastest, forward, backward = total.min(axis=1), tables.forward_mrl.min(axis=1), tables.backward_mrl.min(axis=1)
-    layer_s, layer_backward, ending_s, opening_s, beta = (np.zeros(num_m) for _ in range(5))
-    reduced_s, gather_s = np.zeros(num_m), np.zeros(num_m)
+    if "seconds" not in tables.block_memo:
+        tables.block_memo["seconds"] = _seconds(problem, tables)
+    forward, backward, layer_s, layer_backward_s, beta, most, layer_extra, added = tables.block_memo["seconds"]
+    decoder, inner = _decoders(problem)
+    num_m = len(problem.meshes)
+    ending_s, opening_s, reduced_s, gather_s = (np.zeros(num_m) for _ in range(4))
+    lost = np.zeros((num_m, problem.num_layers))
     dense = whole_params(problem.prices)[0]
-    beta[:] = 1.0
-    extra, lost = np.zeros((num_m, len(tables.recomputes))), np.zeros((num_m, num_l))
-    for m in usable.tolist():
-        layer_s[m] = fastest[m, inner].min() if decoder.any() else 0.0
-        layer_backward[m] = backward[m, inner].min()
+    for m in np.flatnonzero(tables.usable_m).tolist():
         each = ending.of_layers(tables, m)
         least = float(each[inner].min()) if decoder.any() else 0.0
         lost[m, ~inner] = np.maximum(0.0, -each[~inner])
@@ -99,22 +96,15 @@ def block_costs(problem: Problem, tables: Tables, ending: Ending) -> BlockCosts:
             reduced_s[m] = float(ending.reduced_s(m, dense[:1], slowest[np.isfinite(slowest)].max(initial=0.0)).min())
         gather_s[m] = float(dense[inner].min()) * ending.gather_per_param_s(m)
         ending_s[m] = max(0.0, least)
-        with np.errstate(invalid="ignore"):
-            beta[m] = np.nanmin(backward[m] / np.maximum(fastest[m], 1e-300))
-            extra[m] = np.nan_to_num((total[m] - fastest[m])[:, inner], nan=0.0).min(axis=1)
-    most = _most_by_mode(tables, decoder)
-    if "added" not in tables.recompute_memo:
-        tables.recompute_memo["added"] = _recompute(most, extra, num_l)
-    layer_extra, added = tables.recompute_memo["added"]
     return BlockCosts(
         decoders=np.concatenate([[0], np.cumsum(decoder)]),
-        forward=_prefix(np.where(tables.usable_m[:, None], forward, 0.0)),
-        backward=_prefix(np.where(tables.usable_m[:, None], backward, 0.0)),
+        forward=forward,
+        backward=backward,
         layer_s=layer_s,
-        layer_backward_s=layer_backward,
+        layer_backward_s=layer_backward_s,
         ending_s=ending_s,
         beta=beta,
-        most=most.max(axis=2),
+        most=most,
         layer_extra_s=layer_extra,
         added_s=added,
         opening_s=opening_s,
@@ -126,11 +116,43 @@ def block_costs(problem: Problem, tables: Tables, ending: Ending) -> BlockCosts:
     )
 
 
+def _decoders(problem: Problem) -> tuple[Bools, Bools]:
+    """Return which layers are decoder layers, and these or, where there are none, all."""
+    decoder = np.array([layer.kind == "decoder" for layer in problem.prices.model.chain])
+    return decoder, decoder if decoder.any() else np.ones_like(decoder)
+
+
+def _seconds(problem: Problem, tables: Tables) -> tuple[np.ndarray, ...]:
+    """Return what does not depend on how a step ends: the first fields of `BlockCosts`."""
+    decoder, inner = _decoders(problem)
+    num_m = len(problem.meshes)
+    total = tables.forward_mrl + tables.backward_mrl
+    fastest, forward, backward = total.min(axis=1), tables.forward_mrl.min(axis=1), tables.backward_mrl.min(axis=1)
+    layer_s, layer_backward_s, beta = np.zeros(num_m), np.zeros(num_m), np.ones(num_m)
+    extra = np.zeros((num_m, len(tables.recomputes)))
+    for m in np.flatnonzero(tables.usable_m).tolist():
+        layer_s[m] = fastest[m, inner].min() if decoder.any() else 0.0
+        layer_backward_s[m] = backward[m, inner].min()
+        with np.errstate(invalid="ignore"):
+            beta[m] = np.nanmin(backward[m] / np.maximum(fastest[m], 1e-300))
+            extra[m] = np.nan_to_num((total[m] - fastest[m])[:, inner], nan=0.0).min(axis=1)
+    most = _most_by_mode(tables, decoder)
+    return (
+        _prefix(np.where(tables.usable_m[:, None], forward, 0.0)),
+        _prefix(np.where(tables.usable_m[:, None], backward, 0.0)),
+        layer_s,
+        layer_backward_s,
+        beta,
+        most.max(axis=2),
+        *_recompute(most, extra, problem.num_layers),
+    )
+
+
 def _prefix(seconds_ml: Floats) -> Floats:
     return np.concatenate([np.zeros((len(seconds_ml), 1)), np.cumsum(seconds_ml, axis=1)], axis=1)
 
 
-def _most_by_mode(tables: Tables, decoder: Ints) -> Ints:
+def _most_by_mode(tables: Tables, decoder: Bools) -> Ints:
     """Return the most decoder layers of a stage, (H, M, R)."""
     layers = np.concatenate([[0], np.cumsum(decoder)])
     starts = np.arange(len(layers))

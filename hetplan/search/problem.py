@@ -106,8 +106,8 @@ class Tables:
     fit_memo: dict[int, np.ndarray] = field(default_factory=dict)
     most_memo: dict[int, np.ndarray] = field(default_factory=dict)
     """Microbatches held -> most layers of a kind on a stage."""
-    recompute_memo: dict[str, tuple[Floats, Floats]] = field(default_factory=dict)
-    """What recompute adds to stages (see `block_costs`)."""
+    block_memo: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
+    """What bounds of blocks ask of these tables (see `block_costs`)."""
 
     def furthest_fit(self, held: int) -> np.ndarray:
         """Return the end of the longest span from each layer that fits with `held` microbatches, (m, r, l + 1)."""
@@ -222,7 +222,7 @@ def travelling(problem: Problem, tables: Tables, ranks: int) -> Tables:
         prefix_mrl=np.concatenate([np.zeros((*total.shape[:2], 1)), np.cumsum(total, axis=2)], axis=2),
         unit_m=unit_m,
         weight_l=weight_l,
-        recompute_memo={},
+        block_memo={},
     )
 
 
