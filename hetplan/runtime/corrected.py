@@ -60,12 +60,6 @@ def corrected(calibration: Calibration | None, run: Run, document: Mapping[str, 
     return replace(found, provenance={**before.provenance, **notes})
 
 
-def _note(whole: float, left: float) -> str:
-    """Return what was corrected, and what a factor of at most `MOST_FRACTION` on nominal figures could not reach."""
-    text = f"a run took {whole:.3f} times the seconds predicted"
-    return text if abs(left - 1.0) < 10 * CLOSE else f"{text}; {left:.3f} of it is left, nominal figures do not fit"
-
-
 def _by_device(cluster: Cluster, rows: list[tuple[str, float]]) -> dict[str, float]:
     """Return the sums of (group, seconds) rows by device kind."""
     sums: dict[str, float] = {}

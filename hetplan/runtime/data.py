@@ -22,7 +22,6 @@ import torch
 from hetplan.errors import RunError, UsageError
 
 TokenKind = Literal["auto", "bytes", "uint16", "uint32"]
-TOKEN_KINDS: tuple[TokenKind, ...] = ("auto", "bytes", "uint16", "uint32")
 _DTYPES: dict[str, str] = {"bytes": "|u1", "uint16": "<u2", "uint32": "<u4"}
 _ROUNDS = 4
 

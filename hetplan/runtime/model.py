@@ -32,7 +32,6 @@ import zlib
 from collections.abc import Iterable
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
@@ -42,7 +41,7 @@ from hetplan.runtime.experts import Experts
 from hetplan.runtime.linear import Linear, activation
 from hetplan.runtime.losses import cross_entropy_sum
 from hetplan.runtime.numerics import Numerics, numerics_of
-from hetplan.runtime.parallel import Axis, Mesh, enter, leave
+from hetplan.runtime.parallel import Mesh, enter, leave
 from hetplan.runtime.parameters import Cut, Held, model_parameters
 from hetplan.specs.model import Attention as AttentionSpec
 from hetplan.specs.model import Experts as ExpertsSpec
@@ -91,15 +90,6 @@ def build_layer(
     layer = model.chain[index]
     kind = {"embedding": Embedding, "decoder": Decoder, "head": Head}[layer.kind]
     return kind(layer, own, mesh, numerics)
-
-
-def parameters_of(layers: Iterable[nn.Module]) -> dict[str, nn.Parameter]:
-    """Return the parameters of layers by full name, each once."""
-    found: dict[str, nn.Parameter] = {}
-    for layer in layers:
-        for parameter in layer.parameters():
-            found.setdefault(parameter.held.name, parameter)
-    return found
 
 
 def start_values(parameters: Iterable[nn.Parameter], seed: int, num_decoders: int) -> None:
@@ -253,8 +243,3 @@ class Head(Block):
         logits = self.logits.with_bias(enter(self.norm(rows), self.mesh))
         first_word = self.logits.weight.held.box[0][0]
         return cross_entropy_sum(logits, tokens.labels, first_word, self.mesh)
-
-
-def tp_axis(group: dist.ProcessGroup | None) -> Axis:
-    """Return the axis of a process group of neighbouring tp ranks."""
-    return Axis() if group is None else Axis(degree=group.size(), rank=group.rank(), group=group)

@@ -88,7 +88,6 @@ class ModularRank:
         tower, words = (sizes_of(module) for module in modules_of(model))
         self._seed, self._vocab, self._merge = seed, words.vocab, merge_of(model)
         self._width = words.hidden
-        self._trains_tower = tower.trains
         self._encoder_dp = rank - encoder.first_rank if encoder.first_rank <= rank < encoder.end_rank else None
         place = rank - language.first_rank if language.first_rank <= rank < language.end_rank else None
         self._stage: int | None = None if place is None else place // language.dp

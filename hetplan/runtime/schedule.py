@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Literal
 
 Decay = Literal["constant", "linear", "cosine"]
-DECAYS: tuple[Decay, ...] = ("constant", "linear", "cosine")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

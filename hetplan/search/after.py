@@ -123,7 +123,9 @@ class Ending:
         if m not in self._paces:
             mesh = self._problem.meshes[m]
             reduce_s, gather_s = _sync_per_param(self._problem, mesh, self._sharding, self._ranks)
-            update_s = _optimizer_per_param(self._problem.prices, mesh) / mesh.tp
+            # A measured update may take less than the analytic one: then nothing is promised.
+            measured = self._problem.prices.calibration.layers is not None
+            update_s = 0.0 if measured else _optimizer_per_param(self._problem.prices, mesh) / mesh.tp
             if self._sharding != "none":
                 sharers = None if self._most_ranks is None else self._most_ranks * mesh.dp * mesh.cp
                 update_s = 0.0 if sharers is None else update_s / sharers

@@ -254,14 +254,6 @@ def _allowed(limits: Limits, stage: int, decoders: int) -> bool:
     return decoders >= limits.min_decoder_layers
 
 
-def refitted(problem: Problem, tables: Tables, column: Column, num_microbatches: int) -> Column:
-    """Return the column with the fastest recompute mode that fits on every stage, or itself where none does."""
-    index = {mesh: m for m, mesh in enumerate(problem.meshes)}
-    meshes = [index[stage.mesh] for stage in column.stages]
-    places = _fit(problem, tables, meshes, [stage.end_layer for stage in column.stages], num_microbatches)
-    return column if places is None else column_of(problem, tables, places, column.schedule)
-
-
 def finished(problem: Problem, column: Column, ending: Ending, factor: float = 1.0) -> Column:
     """Return the column with what follows each stage under an ending, times `factor`."""
     index = {mesh: m for m, mesh in enumerate(problem.meshes)}

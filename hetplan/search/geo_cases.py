@@ -69,12 +69,6 @@ class Space:
         apart = self.transfer[~np.eye(self.num_classes, dtype=bool)]
         return int(apart.min(initial=OUT_OF_REACH))
 
-    def stage_cost(self, stage: Sequence[int]) -> int:
-        """Return the microseconds of a stage's exchange."""
-        held = np.array(stage, dtype=np.int64)
-        sums = self.exchange @ held - np.diag(self.exchange)
-        return int(sums[held > 0].max(initial=0))
-
     def seconds(self, stages: Sequence[Sequence[int]], flows: Sequence[Flow]) -> tuple[float, float]:
         """Return the slowest exchange and the path one way, in unrounded seconds."""
         exchange_s = 0.0

@@ -129,6 +129,11 @@ def _explore_patterns(book: Book) -> tuple[str, float]:
     book.floor = value_floor(problem, book.request, patterned.bound_tables())
     if set(limits.schedules) != {"1f1b"}:
         return one_shape, book.floor
+    if problem.prices.calibration.overlap.pipeline != "exact":
+        # The bounds of shapes are paths of the exact pipeline; another form of it may be shorter.
+        patterned.prove_mixes()
+        patterned.mix(book.request.effort)
+        return one_shape, book.floor
     if book.best is None or limits.max_shapes == 1 or book.request.objective != "time":
         return one_shape, max(shapes_bound, book.floor)
     mixes_s = min(shapes_bound, patterned.prove_mixes())
