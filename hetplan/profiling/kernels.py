@@ -43,9 +43,10 @@ def attention(shape: AttentionShape, precision: Precision, watch: Stopwatch) -> 
     """Return the forward and backward figures of causal attention as torch's own kernel does it."""
     size = (shape.samples, shape.heads, shape.seq_len, shape.head_dim)
     made = [torch.randn(size, device=watch.device).to(DTYPES[precision]).requires_grad_() for _ in range(3)]
+    query, key, value = made
     gradient = torch.randn(size, device=watch.device).to(DTYPES[precision])
     both = watch.passes(
-        lambda: functional.scaled_dot_product_attention(*made, is_causal=True),
+        lambda: functional.scaled_dot_product_attention(query, key, value, is_causal=True),
         lambda out: torch.autograd.grad(out, made, gradient),
     )
 

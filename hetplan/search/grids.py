@@ -222,6 +222,6 @@ def grid_score_s(problem: Problem, tables: Tables, grid: Grid, rows: Rows) -> fl
     except KeyError:
         return float("inf")
     work = float(tables.weight_l.sum())
-    tau = work / sum(1 / u for u in unit)
+    tau = work / sum(1 / u for u in unit) if all(unit) else 0.0
     count = problem.batch // (grid.microbatch * grid.replicas)
     return float(tau * (grid.pp + count - 1))
