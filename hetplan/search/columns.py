@@ -238,8 +238,9 @@ def _fit(
             return None
         held = min(num_microbatches, len(meshes) - s)
         taken = tables.fixed_mrll[m, :, first, end] + held * tables.flight_mrll[m, :, first, end]
-        seconds = tables.prefix_mrl[m, :, end] - tables.prefix_mrl[m, :, first]
-        fits = np.where(taken <= 1.0, seconds, np.inf)
+        with np.errstate(invalid="ignore"):
+            seconds = tables.prefix_mrl[m, :, end] - tables.prefix_mrl[m, :, first]
+        fits = np.where((taken <= 1.0) & np.isfinite(seconds), seconds, np.inf)
         mode = int(np.argmin(fits))
         if not np.isfinite(fits[mode]):
             return None

@@ -135,11 +135,13 @@ class Recut:
         by_mode = self._total.transpose(0, 2, 1)
         with np.errstate(invalid="ignore"):
             seconds = by_mode[stage, e] - by_mode[stage, a]
-        fits = np.where(fixed + self._held[None, :, None] * flight <= 1.0, seconds, np.inf)
+            taken = fixed + self._held[None, :, None] * flight
+        fits = np.where((taken <= 1.0) & np.isfinite(seconds), seconds, np.inf)
         modes = np.argmin(fits, axis=2)
         total = np.take_along_axis(fits, modes[:, :, None], axis=2)[:, :, 0]
         valid &= np.all(np.isfinite(total), axis=1)
-        forward = self._forward[stage, modes, e] - self._forward[stage, modes, a]
+        with np.errstate(invalid="ignore"):
+            forward = self._forward[stage, modes, e] - self._forward[stage, modes, a]
         total = np.where(valid[:, None], total, 0.0)
         forward = np.where(valid[:, None], forward, 0.0)
         backward = total - forward
