@@ -137,7 +137,7 @@ def _balanced_ends(
 ) -> list[int] | None:
     """Return the cut whose busiest stage, on the slowest mesh of its position, is fastest; memory holds everywhere."""
     low, high = 0.0, float(max(tables.prefix_mrl[m, mode, -1] for stage in at for m in stage))
-    best = _fill(problem, tables, at, mode, (count, high))
+    best = _fill(problem, tables, at, mode, (count, high)) if np.isfinite(high) else None
     if best is None:
         return None
     for _ in range(24):
