@@ -23,6 +23,8 @@ _seen: list[int] = []
 
 def main() -> None:
     """Run the command of the command line and end with its exit code."""
+    # Imports and planning make many small objects and next to no cycles: look for those less often.
+    gc.set_threshold(200_000, 20, 20)
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler
     if heeded:
         signal.signal(signal.SIGINT, _leave)
@@ -30,8 +32,6 @@ def main() -> None:
 
     if heeded:
         signal.signal(signal.SIGINT, _interrupt)
-    # Planning makes many small objects and next to no cycles: look for those less often.
-    gc.set_threshold(200_000, 20, 20)
     try:
         code = run(sys.argv[1:])
     except KeyboardInterrupt:

@@ -100,6 +100,13 @@ class Prices:
             return costs
         return self._measured.overlay(costs, options, self._input_bytes(options))
 
+    def kept_table(self, options: Sequence[StageOption]) -> LayerCosts:
+        """The same; `layers` and memory of these options are then not worked out again."""
+        costs = self.table(options)
+        for row, option in enumerate(options):
+            self._layers.setdefault(option, LayerCosts(**{name: getattr(costs, name)[row] for name in FIELDS}))
+        return costs
+
     def memory(
         self, option: StageOption, span: tuple[int, int], in_flight: int, sharding: Sharding, degrees: ShardDegrees
     ) -> MemoryUse:

@@ -54,7 +54,7 @@ class Ending:
         self._most_ranks = most_ranks
         self._dense_l = whole_params(problem.prices)[0]
         self._hidden = problem.prices.calibration.overlap.gradients
-        self._paces: dict[int, tuple[float, float, float]] = {}
+        self._paces = problem.pace_memo.setdefault((sharding, ranks, most_ranks), {})
         self._ties: dict[tuple[Mesh, Mesh], float] = {}
 
     def units(self, tables: Tables) -> Units:

@@ -58,20 +58,20 @@ class BlockCosts:
     """Reduction that other layers before each hide for their neighbours, (M, L + 1)."""
     ending: Ending
 
-    def tied_s(self, mesh: Ints, count: Ints) -> Floats:
+    def ties_s(self, mesh: Ints, count: Ints) -> Floats:
+        """Return seconds in which tied tables on the first and the last stage are added up, (S,)."""
+        pairs, pair = np.unique(mesh[:, 0] * len(self.layer_s) + mesh[:, -1], return_inverse=True)
+        ties = np.array([self.ending.tie_s(*divmod(both, len(self.layer_s))) for both in pairs.tolist()])
+        return np.asarray(np.where(count.sum(axis=1) > 1, ties[pair], 0.0))
+
+    def tied_s(self, mesh: Ints, ties_s: Floats) -> Floats:
         """Return what a tied table makes the last stage wait for after the first one's last pass, (S,); 0: no tie."""
-        ties = self._ties_s(mesh, count)
-        return np.asarray(np.where(ties > 0, ties + self.opening_reduced_s[mesh[:, 0]], 0.0))
+        return np.asarray(np.where(ties_s > 0, ties_s + self.opening_reduced_s[mesh[:, 0]], 0.0))
 
-    def _ties_s(self, mesh: Ints, count: Ints) -> Floats:
-        pairs, pair = np.unique(mesh[:, [0, -1]], axis=0, return_inverse=True)
-        ties = np.array([self.ending.tie_s(first, last) for first, last in pairs.tolist()])
-        return np.asarray(np.where(count.sum(axis=1) > 1, ties[pair.ravel()], 0.0))
-
-    def front_s(self, mesh: Ints, count: Ints) -> Floats:
+    def front_s(self, mesh: Ints, count: Ints, ties_s: Floats) -> Floats:
         """Return A of what the first stage holds beside decoder layers, tied tables included, (S,)."""
         several = count.sum(axis=1) > 1
-        return np.asarray(np.where(several, self.opening_s[mesh[:, 0]], 0.0) + self._ties_s(mesh, count))
+        return np.asarray(np.where(several, self.opening_s[mesh[:, 0]], 0.0) + ties_s)
 
 
 def block_costs(problem: Problem, tables: Tables, ending: Ending) -> BlockCosts:
@@ -172,9 +172,9 @@ def _recompute(most: Ints, extra_mr: Floats, num_layers: int) -> tuple[Floats, F
     each = allowed.min(axis=2)
     each = np.where(np.isfinite(each), each, 0.0)
     added = np.zeros_like(each)
-    for h, m in np.ndindex(most.shape[:2]):
-        if extra_mr[m].any():
-            added[h, m] = np.interp(n, *_hull(most[h, m], extra_mr[m]))
+    for m in np.flatnonzero(extra_mr.any(axis=1)).tolist():
+        kinds, kind = np.unique(most[:, m], axis=0, return_inverse=True)
+        added[:, m] = np.array([np.interp(n, *_hull(some, extra_mr[m])) for some in kinds])[kind.ravel()]
     return each, added
 
 

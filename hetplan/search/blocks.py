@@ -193,9 +193,10 @@ class _Divided:
         self.p = shapes.count.sum(axis=1)[owner]
         self.m = shapes.num_microbatches[owner]
         self.comm_s = shapes.comm_s[owner]
-        self.front_s = costs.front_s(shapes.mesh, shapes.count)[owner]
+        ties_s = costs.ties_s(shapes.mesh, shapes.count)
+        self.front_s = costs.front_s(shapes.mesh, shapes.count, ties_s)[owner]
         """What the first stage ends with beside its decoder layers."""
-        self.tied_s = costs.tied_s(shapes.mesh, shapes.count)[owner]
+        self.tied_s = costs.tied_s(shapes.mesh, ties_s)[owner]
         first = np.cumsum(shapes.count, axis=1) - shapes.count
         self.blocks = [
             _block(costs, rooms, (owner, k), (edges[k], edges[k + 1]), (shapes.mesh, shapes.count, first))
@@ -309,10 +310,11 @@ class Rooms:
         ahead = np.broadcast_to(p - np.cumsum(shapes.count, axis=1) + shapes.count, shapes.count.shape)
         m = np.broadcast_to(shapes.num_microbatches[:, None], shapes.count.shape)
         # Held by the first stage and by the last; stages between hold one less than the one before.
-        keys = np.stack([shapes.mesh, shapes.count, np.minimum(ahead, MOST_HELD), np.minimum(m, MOST_HELD)], axis=-1)
-        kinds, kind = np.unique(keys.reshape(-1, 4), axis=0, return_inverse=True)
+        parts = shapes.mesh, shapes.count, np.minimum(ahead, MOST_HELD), np.minimum(m, MOST_HELD)
+        sizes = tuple(int(part.max(initial=0)) + 1 for part in parts)
+        kinds, kind = np.unique(np.ravel_multi_index(parts, sizes), return_inverse=True)
         self.kind = kind.reshape(shapes.count.shape)
-        mesh, count, first, most = kinds.T
+        mesh, count, first, most = np.unravel_index(kinds, sizes)
         layers = np.arange(costs.forward.shape[1])
         room = np.zeros((len(kinds), len(layers)), dtype=np.int64)
         for s in range(int(count.max(initial=0))):

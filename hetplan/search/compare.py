@@ -41,7 +41,7 @@ def uniform(limits: Limits) -> Limits:
 def _uniform_row(book: Book) -> Alternative:
     """Return the best plan with one grid and stages as equal as the layers divide."""
     request = replace(book.request, limits=uniform(book.request.limits))
-    problem = build_problem(book.problem.prices, request.limits)
+    problem = build_problem(book.problem.prices, request.limits, book.problem)
     own = Book(problem, replace(request, compare=False, time_limit_s=None))
     if problem.meshes:
         price_grids(own, equal_cuts=request.limits.pinned_layers is None)
@@ -49,7 +49,7 @@ def _uniform_row(book: Book) -> Alternative:
 
 
 def _row(book: Book, name: str, limits: Limits) -> Alternative:
-    return _alternative(name, quick(book.problem.prices, replace(book.request, limits=limits)))
+    return _alternative(name, quick(book.problem.prices, replace(book.request, limits=limits), book.problem))
 
 
 def _alternative(name: str, candidate: Candidate | None) -> Alternative:

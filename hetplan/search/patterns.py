@@ -296,6 +296,8 @@ def whole_layers_tau_s(patterns: Patterns, tables: Tables, num_microbatches: Int
 
 def most_layers(tables: Tables) -> Ints:
     """Return how many layers of unit weight a stage holds at most, by microbatches held and mesh, (held + 1, m + 1)."""
+    if "unit layers" in tables.block_memo:
+        return np.asarray(tables.block_memo["unit layers"][0])
     layers = np.cumsum(np.concatenate([[0], tables.weight_l >= 1 - 1e-9]))
     num = len(tables.unit_m)
     result = np.zeros((MOST_HELD + 1, num + 1), dtype=np.int64)
@@ -304,6 +306,7 @@ def most_layers(tables: Tables) -> Ints:
         ends = tables.furthest_fit(k)
         spans = layers[ends] - layers[np.minimum(np.arange(len(layers)), ends)]
         result[k:after, :num] = spans.max(axis=(1, 2))
+    tables.block_memo["unit layers"] = (result,)
     return result
 
 

@@ -22,10 +22,22 @@ from hetplan.search.patterns import Ints
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Wave:
-    """The forward and backward passes of one unit: stages and microbatches."""
+    """The passes of one unit, forward ones first, as rows of the arrays of `ends_s`.
 
-    forward: tuple[Ints, Ints]
-    backward: tuple[Ints, Ints]
+    Forward passes and what they send lie in rows 0 to P - 1, backward passes in rows P to 2 P - 1.
+    """
+
+    stage: Ints
+    line: Ints
+    """Row of each pass."""
+    came: Ints
+    """Row and microbatch of what each pass waits for."""
+    sends: Ints
+    """Which of the passes send something on,"""
+    sent_line: Ints
+    """on which line,"""
+    sent: Ints
+    """and row and microbatch of what waits for it."""
 
 
 @lru_cache(maxsize=64)
@@ -35,10 +47,25 @@ def waves(num_stages: int, num_microbatches: int) -> tuple[Wave, ...]:
     ahead = np.array([in_flight_1f1b(num_stages, s, num_microbatches) for s in range(num_stages)])[stage]
     forward_at = np.where(j < ahead, stage + j, stage + 2 * j)
     backward_at = 2 * num_stages - 1 - stage + 2 * j
+    unit = np.concatenate([forward_at, backward_at])
+    line = np.concatenate([stage, num_stages + stage])
+    came = line * num_microbatches + np.concatenate([j, j])
+    sends = np.concatenate([stage < num_stages - 1, stage > 0])
+    sent = came + np.repeat([num_microbatches, -num_microbatches], len(stage))
+    order = np.argsort(unit, kind="stable")
     found = []
-    for unit in range(int(backward_at.max()) + 1):
-        f, b = forward_at == unit, backward_at == unit
-        found.append(Wave(forward=(stage[f], j[f]), backward=(stage[b], j[b])))
+    for rows in np.split(order, np.flatnonzero(np.diff(unit[order])) + 1):
+        on = rows[sends[rows]]
+        found.append(
+            Wave(
+                stage=line[rows] % num_stages,
+                line=line[rows],
+                came=came[rows],
+                sends=np.flatnonzero(sends[rows]),
+                sent_line=line[on],
+                sent=sent[on],
+            )
+        )
     return tuple(found)
 
 
@@ -48,28 +75,16 @@ def ends_s(forward_s: Floats, backward_s: Floats, p2p_s: Floats, num_microbatche
     `forward_s`, `backward_s`: seconds of one microbatch, (N, P). `p2p_s`: one way, (N, P - 1).
     """
     num, p = forward_s.shape
-    forward, backward, p2p = forward_s.T, backward_s.T, p2p_s.T
-    free = np.zeros((p, num))
-    line_up, line_down = np.zeros((p, num)), np.zeros((p, num))
-    came_up = np.zeros((p, num_microbatches, num))
-    came_down = np.zeros((p, num_microbatches, num))
+    nothing = np.zeros((1, num))
+    duration = np.concatenate([forward_s.T, backward_s.T])
+    p2p = np.concatenate([p2p_s.T, nothing, nothing, p2p_s.T])
+    free, lines = np.zeros((p, num)), np.zeros((2 * p, num))
+    came = np.zeros((2 * p * num_microbatches, num))
     for wave in waves(p, num_microbatches):
-        s, j = wave.forward
-        if len(s):
-            end = np.maximum(free[s], came_up[s, j]) + forward[s]
-            free[s] = end
-            on = s < p - 1
-            out, sent = s[on], end[on]
-            arrival = np.maximum(line_up[out], sent) + p2p[out]
-            line_up[out] = arrival
-            came_up[out + 1, j[on]] = arrival
-        s, j = wave.backward
-        if len(s):
-            end = np.maximum(free[s], came_down[s, j]) + backward[s]
-            free[s] = end
-            on = s > 0
-            out, sent = s[on], end[on]
-            arrival = np.maximum(line_down[out], sent) + p2p[out - 1]
-            line_down[out] = arrival
-            came_down[out - 1, j[on]] = arrival
+        end = np.maximum(free[wave.stage], came[wave.came]) + duration[wave.line]
+        free[wave.stage] = end
+        if len(wave.sends):
+            arrival = np.maximum(lines[wave.sent_line], end[wave.sends]) + p2p[wave.sent_line]
+            lines[wave.sent_line] = arrival
+            came[wave.sent] = arrival
     return np.asarray(free.T)

@@ -73,6 +73,12 @@ class Problem:
     """Reason -> meshes or groups left out."""
     seconds_memo: dict[int, tuple[Floats, Floats]] = field(default_factory=dict)
     """Microbatch -> forward and backward seconds, (meshes, modes, layers)."""
+    memory_memo: dict[tuple[StageOption, Sharding, int], tuple[Floats, Floats]] = field(default_factory=dict)
+    """Option, sharding and its degree -> the part of a device each span takes; shared among problems of one cluster."""
+    pace_memo: dict[tuple[Sharding, int, int | None], dict[int, tuple[float, float, float]]] = field(
+        default_factory=dict
+    )
+    """How a step ends -> mesh -> seconds a parameter (see `after.Ending`)."""
 
     @property
     def num_layers(self) -> int:
@@ -107,7 +113,7 @@ class Tables:
     most_memo: dict[int, np.ndarray] = field(default_factory=dict)
     """Microbatches held -> most layers of a kind on a stage."""
     block_memo: dict[str, tuple[np.ndarray, ...]] = field(default_factory=dict)
-    """What bounds of blocks ask of these tables (see `block_costs`)."""
+    """What bounds ask of these tables (see `block_costs` and `patterns.most_layers`)."""
 
     def furthest_fit(self, held: int) -> np.ndarray:
         """Return the end of the longest span from each layer that fits with `held` microbatches, (m, r, l + 1)."""
@@ -120,8 +126,11 @@ class Tables:
         return self.fit_memo[held]
 
 
-def build_problem(prices: Prices, limits: Limits) -> Problem:
-    """Return the search problem; meshes and groups that cannot be used are counted in `dropped`."""
+def build_problem(prices: Prices, limits: Limits, known: Problem | None = None) -> Problem:
+    """Return the search problem; meshes and groups that cannot be used are counted in `dropped`.
+
+    `known`: a problem of the same prices under other limits, whose costs need not be worked out again.
+    """
     dropped: dict[str, int] = {}
     places = places_of(prices)
     devices, domains, meshes = [], [], []
@@ -143,6 +152,7 @@ def build_problem(prices: Prices, limits: Limits) -> Problem:
         microbatches=microbatch_sizes(prices.workload.global_batch, limits),
         batch=prices.workload.global_batch,
         dropped=dropped,
+        memory_memo={} if known is None else known.memory_memo,
     )
 
 
@@ -239,8 +249,7 @@ def build_tables(problem: Problem, microbatch: int, sharding: Sharding, degree: 
 
 
 def _resting(problem: Problem, microbatch: int, sharding: Sharding, degree: int) -> Tables | None:
-    limits, prices = problem.limits, problem.prices
-    recomputes = limits.recompute
+    prices, recomputes = problem.prices, problem.limits.recompute
     able = [
         m
         for m, mesh in enumerate(problem.meshes)
@@ -252,12 +261,10 @@ def _resting(problem: Problem, microbatch: int, sharding: Sharding, degree: int)
     forward, backward = (seconds.copy() for seconds in _seconds(problem, microbatch, able))
     fixed = np.full((num_m, num_r, num_l + 1, num_l + 1), np.inf)
     flight = np.zeros((num_m, num_r, num_l + 1, num_l + 1))
-    degrees = ShardDegrees(dense=degree, expert=degree)
     for m, mode in product(able, range(num_r)):
-        option = problem.meshes[m].option(microbatch, recomputes[mode])
-        capacity = prices.capacity_bytes(option.group)
-        base, per_flight = prices.memory_matrices(option, sharding, degrees)
-        fixed[m, mode], flight[m, mode] = base / capacity, per_flight / capacity
+        key = (problem.meshes[m].option(microbatch, recomputes[mode]), sharding, degree)
+        fixed[m, mode], flight[m, mode] = problem.memory_memo.get(key) or _parts(prices, *key)
+        problem.memory_memo[key] = fixed[m, mode], flight[m, mode]
     total = forward + backward
     prefix = np.concatenate([np.zeros((num_m, num_r, 1)), np.cumsum(total, axis=2)], axis=2)
     near, far = _transfers(problem, microbatch, able)
@@ -280,12 +287,19 @@ def _resting(problem: Problem, microbatch: int, sharding: Sharding, degree: int)
     )
 
 
+def _parts(prices: Prices, option: StageOption, sharding: Sharding, degree: int) -> tuple[Floats, Floats]:
+    """Return the part of the device each span takes, fixed and for each microbatch in flight, (layers + 1) squared."""
+    capacity = prices.capacity_bytes(option.group)
+    base, per_flight = prices.memory_matrices(option, sharding, ShardDegrees(dense=degree, expert=degree))
+    return base / capacity, per_flight / capacity
+
+
 def _seconds(problem: Problem, microbatch: int, able: list[int]) -> tuple[Floats, Floats]:
     """Return forward and backward seconds with communication, (meshes, modes, layers)."""
     if microbatch not in problem.seconds_memo:
         recomputes = problem.limits.recompute
         options = [problem.meshes[m].option(microbatch, mode) for m in able for mode in recomputes]
-        costs = problem.prices.table(options)
+        costs = problem.prices.kept_table(options)
         shape = (len(problem.meshes), len(recomputes), problem.num_layers)
         forward, backward = np.full(shape, np.inf), np.full(shape, np.inf)
         forward[able] = costs.forward_total_s.reshape(len(able), *shape[1:])

@@ -9,7 +9,7 @@ from hetplan.search.book import Book
 from hetplan.search.exhaustive import exhaustive
 from hetplan.search.lightest import fits
 from hetplan.search.patterned import PatternSearch
-from hetplan.search.problem import build_problem
+from hetplan.search.problem import Problem, build_problem
 from hetplan.search.records import Candidate, SearchRequest
 from hetplan.search.uniform import price_grids
 
@@ -18,9 +18,12 @@ SMALL_BUDGET = 20_000
 MOST_VISITED = 1000
 
 
-def quick(prices: Prices, request: SearchRequest) -> Candidate | None:
-    """Return the best of the single-shape plans (of uniform grids where the limits ask for them), or None."""
-    problem = build_problem(prices, request.limits)
+def quick(prices: Prices, request: SearchRequest, known: Problem | None = None) -> Candidate | None:
+    """Return the best of the single-shape plans (of uniform grids where the limits ask for them), or None.
+
+    `known`: a problem of the same prices, whose costs need not be worked out again.
+    """
+    problem = build_problem(prices, request.limits, known)
     if not problem.meshes:
         return None
     book = Book(problem, replace(request, compare=False, time_limit_s=None))
