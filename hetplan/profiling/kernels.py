@@ -14,6 +14,7 @@ from torch.nn import functional
 from hetplan.profiling.records import AttentionFigure, GemmFigure, Timing, TrafficFigure
 from hetplan.profiling.shapes import AttentionShape, GemmShape
 from hetplan.profiling.stopwatch import Stopwatch
+from hetplan.runtime.buckets import square_sum
 from hetplan.specs.cluster import Precision
 
 DTYPES: dict[str, torch.dtype] = {
@@ -87,7 +88,7 @@ def elementwise(precision: Precision, watch: Stopwatch) -> Iterator[TrafficFigur
 def update(watch: Stopwatch) -> TrafficFigure:
     """Return the end of a step as the executor does it, in the bytes the cost model counts for AdamW.
 
-    Gradients are set to zero, their squares summed in fp64, and AdamW with fp32 states, fused, updates the weights.
+    Gradients are set to zero, their squares summed up, and AdamW with fp32 states, fused, updates the weights.
     """
     weights = torch.nn.Parameter(torch.randn(PARAMS, device=watch.device))
     gradient = torch.randn(PARAMS, device=watch.device)
@@ -95,7 +96,7 @@ def update(watch: Stopwatch) -> TrafficFigure:
 
     def work() -> None:
         gradient.zero_()
-        gradient.to(torch.float64).square().sum()
+        square_sum(gradient)
         weights.grad = gradient
         optimizer.step()
 

@@ -206,7 +206,7 @@ class Optimizer:
 
     def square_norm(self) -> float:
         """Return this rank's share of the squared norm of the global gradient."""
-        shares = [_square(bucket.reduced) for bucket in self.buckets if bucket.counts]
+        shares = [square_sum(bucket.reduced) for bucket in self.buckets if bucket.counts]
         return float(torch.stack(shares).sum()) if shares else 0.0
 
     def step(self, learning_rate: float, scale: float) -> None:
@@ -256,7 +256,7 @@ class Optimizer:
         self._second[index].copy_(moments[1])
 
 
-def _square(gradient: torch.Tensor) -> torch.Tensor:
+def square_sum(gradient: torch.Tensor) -> torch.Tensor:
     """Return the sum of squares in fp64, of short runs summed up in fp32: long ones would lose digits."""
     wide = torch.promote_types(gradient.dtype, torch.float32)
     edge = gradient.numel() // _RUN * _RUN
