@@ -286,9 +286,10 @@ def whole_layers_tau_s(patterns: Patterns, tables: Tables, num_microbatches: Int
     low = repeats / np.maximum((count / unit).sum(axis=1), 1e-300) * (1 - 1e-9)
     high = np.maximum(low, (np.where(count > 0, most, 0) * unit).max(axis=1)) * 1.001
     fits = (count * most).sum(axis=1) >= repeats
+    count_k, unit_k, most_k = (np.ascontiguousarray(values.T, dtype=float) for values in (count, unit, most))
     for _ in range(WHOLE_LAYER_STEPS):
         middle = (low + high) / 2
-        room = (count * np.minimum(np.floor(middle[:, None] / unit * (1 + 1e-9)), most)).sum(axis=1)
+        room = (count_k * np.minimum(np.floor(middle / unit_k * (1 + 1e-9)), most_k)).sum(axis=0)
         enough = room >= repeats
         low, high = np.where(enough, low, middle), np.where(enough, middle, high)
     return np.where(fits, low, np.inf)
@@ -355,9 +356,11 @@ def breakpoints(
     least = np.minimum(taus[-1] if floor_tau_s is None else np.maximum(taus[-1], floor_tau_s), NEVER_S)
     finite = np.isfinite(taus)
     taus = np.maximum(np.where(finite, taus, 0.0), least)
-    room = np.maximum(held[None, :, :] * taus[:, :, None] - based[None, :, :], 0.0)
-    shares = np.diff(np.minimum(left[None, :, None], np.maximum.accumulate(room, axis=2)), axis=2, prepend=0.0)
-    loads = ((shares + base[None, :, :]) * cost[None, :, :]).sum(axis=2)
+    loads, room, filled = np.zeros_like(taus), np.zeros_like(taus), np.zeros_like(taus)
+    for k in range(len(taus)):
+        room = np.maximum(room, held[:, k] * taus - based[:, k])
+        before, filled = filled, np.minimum(left, room)
+        loads += (filled - before + base[:, k]) * cost[:, k]
     return np.where(finite, taus, 1e150), np.where(finite, loads, 1e150)
 
 
