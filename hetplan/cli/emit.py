@@ -7,6 +7,7 @@ import shutil
 import tempfile
 from hashlib import sha256
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
     from hetplan.plan.limits import Limits
     from hetplan.plan.records import Estimate
 
+LIST_WIDTH = 80
 MOST_DEVICES_FOR_NEAREST = 20_000
 """Above this many devices a refusal does not search for the nearest plan; `hetplan search --engine` does."""
 
@@ -233,10 +235,12 @@ def _list_text() -> str:
 
     lines = []
     for name, profile in PROFILES.items():
+        vendors = "vendors mixed" if profile.limits.allow_mixed_vendors else "one vendor"
         lines += [
-            f"{name}: {profile.says}",
-            f"  schedules {', '.join(profile.schedules)}; sharding {', '.join(profile.limits.sharding)}",
-            f"  recompute {', '.join(profile.limits.recompute)}; {', '.join(profile.precisions)}"
-            + ("; vendors mixed" if profile.limits.allow_mixed_vendors else "; one vendor"),
+            *wrap(f"{name}: {profile.says}", LIST_WIDTH, subsequent_indent="  "),
+            f"  schedules {', '.join(profile.schedules)}",
+            f"  sharding {', '.join(profile.limits.sharding)}",
+            f"  recompute {', '.join(profile.limits.recompute)}",
+            f"  {', '.join(profile.precisions)}; {vendors}",
         ]
     return "\n".join([*lines, "", f"launchers: {', '.join(LAUNCHERS)}"])

@@ -161,5 +161,6 @@ def test_the_list_names_every_engine_and_launcher(capsys):
     text = capsys.readouterr().out
     for name in ("hetplan", "megatron", "torchtitan", "flagscale", "hexiscale", "deepspeed", "vllm", "skypilot"):
         assert name in text
+    assert max(map(len, text.splitlines())) <= 80
     assert run(["emit", "--list", "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["engines"]["deepspeed"]["mixed_vendors"] is False
