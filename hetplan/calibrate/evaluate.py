@@ -103,11 +103,14 @@ def judge(data: Dataset, constants: Constants) -> list[Judged]:
     return judged
 
 
-def cross_validate(data: Dataset, count: int = 5) -> list[Judged]:
-    """Return predictions for every row, each from constants fitted without its configuration's fold."""
+def cross_validate(data: Dataset, count: int = 5, share: tuple[int, int] = (0, 1)) -> list[Judged]:
+    """Return predictions for every row, each from constants fitted without its configuration's fold.
+
+    `share`: (k, n) asks for every n-th fold from the k-th on, for processes that divide the work.
+    """
     predictions = Predictions()
     judged = []
-    for held in folds(data, count):
+    for held in folds(data, count)[share[0] :: share[1]]:
         constants = learn(data.only(data.configurations - held), predictions)
         judged.extend(judge(data.only(held), constants))
     return judged

@@ -2,6 +2,9 @@
 
 First one vector for all runs, then one for each kind of device and one for each software stack that ran on several,
 both starting from it; then one for each stack on each device, starting from the device's, and for each of its releases.
+A release changes the same code on every device: where a stack's runs name several releases and ran on several devices,
+its constants on each start from those it has on all, and what a release changes is fitted on all devices together
+before it is refined on each; a device that has not run a release is expected to change as the others did.
 A run of an unknown stack is priced with its device's constants, a known stack on an unknown device with the stack's,
 anything else with those of all.
 """
@@ -9,7 +12,7 @@ anything else with those of all.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +26,8 @@ Devices = tuple[str, ...]
 ANY: Devices = ("any",)
 ROUGH = Effort(descents=1, most_steps=6)
 """For the general levels, which later ones refine."""
+NEAR = Effort(freedom=0.5)
+"""For constants that start from those of the same stack: half the width (chosen on runs left out)."""
 ROWS_OF_A_STACK = 8
 """Rows of one stack that general levels look at: enough to say how it differs, and no stack drowns the others."""
 
@@ -65,6 +70,7 @@ def fit_stacks(
     known = predictions or Predictions()
     everywhere = fit(few_of_each(observations), ANY, np.zeros(len(blocks(ANY))), known, ROUGH)
     by_software = _software(observations, everywhere.offsets, known) if particular else {}
+    changes = _changes(observations, by_software, known)
     by_device: dict[Devices, Fitted] = {}
     by_stack: dict[tuple[str, Devices], Fitted] = {}
     by_release: dict[tuple[str, str, Devices], Fitted] = {}
@@ -74,14 +80,50 @@ def fit_stacks(
         by_device[devices] = fit(few_of_each(of_device), devices, start, known, ROUGH)
         for name in sorted({row.setup.run.stack for row in of_device}) if particular else ():
             rows = [row for row in of_device if row.setup.run.stack == name]
-            own = by_stack[name, devices] = fit(rows, devices, by_device[devices].offsets, known)
-            releases = sorted({row.setup.run.release for row in rows})
-            for release in releases if len(releases) > 1 else ():
+            released = changes.get(name, {})
+            if released:
+                own = fit(rows, devices, spread_out(by_software[name].offsets, len(devices)), known, NEAR)
+            else:
+                own = fit(rows, devices, by_device[devices].offsets, known)
+            by_stack[name, devices] = own
+            for release, start in _moved(own, rows, released).items():
                 of_release = [row for row in rows if row.setup.run.release == release]
-                by_release[name, release, devices] = fit(of_release, devices, own.offsets, known)
+                by_release[name, release, devices] = (
+                    fit(of_release, devices, start, known, NEAR) if of_release else replace(own, offsets=start)
+                )
     return Stacks(
         everywhere=everywhere, by_device=by_device, by_software=by_software, by_stack=by_stack, by_release=by_release
     )
+
+
+def releases(rows: Sequence[Observation]) -> dict[str, list[Observation]]:
+    """Return rows by the release they name, where they name several."""
+    found: dict[str, list[Observation]] = {}
+    for row in sorted(rows, key=lambda row: row.setup.run.release):
+        found.setdefault(row.setup.run.release, []).append(row)
+    return found if len(found) > 1 else {}
+
+
+def _moved(own: Fitted, rows: Sequence[Observation], changes: dict[str, Floats]) -> dict[str, Floats]:
+    """Return where each release starts on a device whose `own` constants are those of its `rows` on average."""
+    if not changes:
+        return dict.fromkeys(releases(rows), own.offsets)
+    usual = np.mean([changes[row.setup.run.release] for row in rows], axis=0)
+    num_devices = len({device for device, _ in own.entries if device})
+    return {release: own.offsets + spread_out(change - usual, num_devices) for release, change in changes.items()}
+
+
+def _changes(
+    observations: Sequence[Observation], by_software: dict[str, Fitted], known: Predictions
+) -> dict[str, dict[str, Floats]]:
+    """Return by how much each release's offsets differ from its stack's, fitted on all devices together."""
+    found: dict[str, dict[str, Floats]] = {}
+    for name, whole in by_software.items():
+        of_stack = releases([row for row in observations if row.setup.run.stack == name])
+        found[name] = {
+            release: fit(rows, ANY, whole.offsets, known).offsets - whole.offsets for release, rows in of_stack.items()
+        }
+    return found
 
 
 def _software(observations: Sequence[Observation], start: Floats, known: Predictions) -> dict[str, Fitted]:

@@ -1,6 +1,7 @@
 """How far hetplan's estimates are from published runs, stratum by stratum.
 
     python scripts/bench/accuracy.py ROWS.csv [--calibration-set ROWS.csv] [--json] [--strata a,b] [--rows]
+        [--jobs N]
 
 Every row becomes a cluster, a model and a layout; `hetplan.plan.estimate` says what it costs. Without a calibration
 set the constants are fitted on four fifths of the configurations and asked about the rest, five times over; with one
@@ -15,6 +16,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,7 @@ from hetplan.calibrate.score import Score, score
 from hetplan.catalog import load_calibration
 from hetplan.specs.layer_table import LayerTable
 
+FOLDS = 5
 METRICS = ("time", "memory", "fits")
 LAYER_TABLES = Path(__file__).parent / "layer_tables"
 HEAD = f"{'stratum':26} {'n':>4} {'mape':>6} {'median':>6} {'p90':>6} {'max':>6} {'bias':>6} {'spear':>6}  {'base':>6}"
@@ -54,6 +57,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--leave-out", action="store_true", help="score each stratum on constants fitted without it")
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--strata", help="only these, comma-separated")
+    parser.add_argument("--jobs", type=int, default=1, metavar="N", help="processes that divide the five folds")
     parser.add_argument("--rows", action="store_true", help="list every row")
     return parser.parse_args()
 
@@ -72,7 +76,14 @@ def _chosen(path: Path, strata: str | None) -> list[Any]:
 def _judged(data: Dataset, options: argparse.Namespace) -> list[Judged]:
     if options.calibration_set is not None:
         return judge(data, learn(dataset_of(read_runs(options.calibration_set), layer_tables())))
-    return leave_out(data) if options.leave_out else cross_validate(data)
+    if options.leave_out:
+        return leave_out(data)
+    jobs = min(options.jobs, FOLDS)
+    if jobs == 1:
+        return cross_validate(data, FOLDS)
+    with ProcessPoolExecutor(jobs) as pool:
+        parts = [pool.submit(cross_validate, data, FOLDS, (job, jobs)) for job in range(jobs)]
+        return [entry for part in parts for entry in part.result()]
 
 
 def report(data: Dataset, judged: list[Judged]) -> dict[str, Any]:

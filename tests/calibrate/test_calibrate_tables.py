@@ -61,6 +61,20 @@ def test_software_known_from_other_devices_is_used_on_a_new_one() -> None:
     assert stacks.find(setup_of(RUN))[0] == "stack"
 
 
+def test_what_a_release_changes_on_one_device_is_expected_on_another() -> None:
+    def observed(device: str, release: str, place: int) -> Observation:
+        run = replace(SMALL[place], device=device, source=f"made up [{release} test]", id=f"{device}-{release}-{place}")
+        setup = setup_of(run)
+        return Observation(setup=setup, step_s=step_s(setup, Calibration()) * (0.6 if release == "2.0" else 1.0))
+
+    old = [observed(device, "1.0", place) for device in ("A100", "H100") for place in (0, 1, 2)]
+    here, asked = observed("H100", "2.0", 2), observed("H100", "2.0", 0)
+    there = [observed("A100", "2.0", place) for place in (0, 1)]
+    told, untold = (fit_stacks([*old, here, *more]).calibration(asked.setup) for more in (there, []))
+    known = abs(step_s(asked.setup, told) / asked.step_s - 1.0)
+    assert known < 0.8 * abs(step_s(asked.setup, untold) / asked.step_s - 1.0)
+
+
 def test_general_levels_look_at_few_rows_of_each_stack() -> None:
     rows = [Observation(setup=setup_of(RUN), step_s=1.0 + k) for k in range(30)]
     chosen = few_of_each(rows, 8)
