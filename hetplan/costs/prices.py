@@ -164,6 +164,10 @@ class Prices:
             shared_lines=ring.shared_lines,
         )
 
+    def norm_s(self, holders: Sequence[Holders]) -> float:
+        """Return the seconds to sum up one number over all ranks: latency only; none where links were measured."""
+        return 0.0 if self._fitted is not None else self._ring(holders, expert=False).all_reduce_s(0.0)
+
     def gathers_s(self, option: StageOption, holders: Sequence[Holders]) -> tuple[Floats, Floats]:
         """Per layer, seconds to gather its weights once, and to reduce-scatter its gradients once (fully sharded)."""
         ring = self._ring(holders, expert=False)

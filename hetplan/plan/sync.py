@@ -90,6 +90,8 @@ class Ending:
     optimizer_s: Mapping[Mesh, float]
     overlap: float
     """Part of the last backward pass that may hide traffic."""
+    norm_s: float = 0.0
+    """To sum up the gradient's norm over all ranks, without which no weight changes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,7 +192,21 @@ def ending(layout: Layout, prices: Prices, options: Sequence[Sequence[StageOptio
         ties=tuple(_ties(layout, prices)),
         optimizer_s=_optimizers(layout, prices, options, sharing.degrees),
         overlap=prices.calibration.overlap.gradients,
+        norm_s=_norm_s(layout, prices),
     )
+
+
+def _norm_s(layout: Layout, prices: Prices) -> float:
+    """Return the latency of an all-reduce of a number over all ranks of a layout, which fill nodes one by one."""
+    ranks: dict[str, int] = {}
+    for replica in layout.replicas:
+        for stage in replica.stages[: replica.pp]:
+            ranks[stage.group] = ranks.get(stage.group, 0) + replica.copies * stage.mesh_size
+    holders = []
+    for name, num_ranks in ranks.items():
+        a_node = min(num_ranks, prices.cluster.group(name).devices_per_node)
+        holders.append(Holders(group=name, num_ranks=num_ranks, ranks_per_node=a_node, tp=1))
+    return prices.norm_s(holders)
 
 
 def _member(
@@ -329,7 +345,8 @@ def finish_step(parts: Ending, rank_s: Sequence[Sequence[float]], gradients_s: S
     for tie in parts.ties:
         _tie(tie, synced_s, events)
     updated_s: dict[Mesh, float] = {}
-    for mesh, start in synced_s.items():
+    for mesh, ready_s in synced_s.items():
+        start = ready_s + parts.norm_s
         updated_s[mesh] = start + parts.optimizer_s[mesh]
         events.append(Event(name="optimizer", start_s=start, end_s=updated_s[mesh], meshes=(mesh,)))
     step_s = max(updated_s.values())

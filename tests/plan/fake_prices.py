@@ -127,6 +127,7 @@ class Rates:
     layer_gather_s: float = 0.0
     layer_reduce_s: float = 0.0
     optimizer_s_per_param: float = 0.0
+    norm_s: float = 0.0
     saved_bytes: float = 1 * GIB
     weight_bytes_per_param: float = 2.0
     capacity_bytes: dict[str, float] = field(default_factory=dict)
@@ -225,6 +226,9 @@ class FakePrices(Prices):
             np.full(count, 0.0 if alone else self.rates.layer_gather_s),
             np.full(count, 0.0 if alone else self.rates.layer_reduce_s),
         )
+
+    def norm_s(self, holders):
+        return self.rates.norm_s if sum(h.num_ranks for h in holders) > 1 else 0.0
 
     def optimizer_s(self, group, params):
         return params * self.rates.optimizer_s_per_param
