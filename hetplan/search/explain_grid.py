@@ -80,5 +80,5 @@ def grid_advice(prices: Prices, grid: Grid) -> str:
     """Return what would make a grid fit memory, in sentences."""
     layout = grid_layout(prices, grid)
     near = Near(layout=layout, estimate=estimate(layout, prices), violations=())
-    lines = [*fix_lines(grid_fixes(prices, grid)), *need_lines(grid_needs(prices, grid)), *beyond_plans(near)]
+    lines = [*fix_lines(grid_fixes(prices, grid)), *need_lines(grid_needs(prices, grid)), *beyond_plans(near, prices)]
     return " ".join(f"{line}." for line in lines)

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
+from hetplan.costs.prices import Prices, price
+from hetplan.plan.estimate import estimate
 from hetplan.plan.rules import stage_place
 from hetplan.search.diagnosis import Constraint, Diagnosis, Fix, Need
 from hetplan.search.infeasible_fixes import attempt, changes, nodes_needed, shorter, tried
@@ -17,11 +19,13 @@ from hetplan.search.infeasible_rules import groups_in_use, structural
 from hetplan.search.lightest import Near, lightest, overflow_bytes, without
 from hetplan.search.problem import Problem
 from hetplan.search.records import SearchRequest
+from hetplan.specs.training import Rule, how_trained, with_training
 from hetplan.units import format_bytes, format_seconds
 
 GIB = 2.0**30
 MOST_FIXES = 6
 MOST_GROUPS = 4
+ADAPTERS = Rule(how="lora", rank=16)
 RULE_CONSTRAINTS: Mapping[str, Constraint] = {
     "stages reachable": "network",
     "gradients reachable": "network",
@@ -83,7 +87,7 @@ def _memory(problem: Problem, request: SearchRequest, near: Near) -> Diagnosis:
         component_bytes=parts[component],
         fixes=_fixes(problem, request, shorten=True),
         devices_needed=needs,
-        remarks=tuple(beyond_plans(near)),
+        remarks=tuple(beyond_plans(near, problem.prices)),
     )
 
 
@@ -103,20 +107,26 @@ def _memory_sentence(problem: Problem, near: Near, component: str, component_byt
     )
 
 
-def beyond_plans(near: Near) -> Iterator[str]:
-    """Yield what training outside hetplan's plans would still need."""
-    states = ("optimizer_bytes",)
-    left = without(near, *states)
-    verdict = "would fit" if left <= 0 else f"would still lack {left / GIB:.2f} GiB"
+def beyond_plans(near: Near, prices: Prices) -> Iterator[str]:
+    """Yield what training less, or with states elsewhere, would still need in the same layout."""
     host = sum(
         replica.copies * stage.memory.optimizer_bytes * replica.stages[stage.stage].mesh_size
         for stage in near.estimate.stages
         for replica in (near.layout.replicas[stage.replica],)
     )
+    verdict = _verdict(without(near, "optimizer_bytes"))
     yield f"Optimizer states kept in host memory ({format_bytes(host)} in all): {verdict}; hetplan plans no offloading"
-    left = without(near, "optimizer_bytes", "gradients_bytes")
-    verdict = "would fit" if left <= 0 else f"would still lack {left / GIB:.2f} GiB"
-    yield f"Training adapters only (LoRA; states of the frozen weights fall away): {verdict}; hetplan plans no adapters"
+    whole = [module.name for module in prices.model.modules if how_trained(module) == "full"]
+    if whole and prices.calibration.layers is None:
+        rules = ", ".join(f"{name}: {ADAPTERS}" for name in whole)
+        model = with_training(prices.model, dict.fromkeys(whole, ADAPTERS))
+        found = estimate(near.layout, price(prices.cluster, model, prices.workload, prices.calibration))
+        verdict = _verdict(max(overflow_bytes(stage) for stage in found.stages))
+        yield f"Training adapters only (LoRA; `train: {{{rules}}}` in a model file): {verdict}"
+
+
+def _verdict(lacking_bytes: float) -> str:
+    return "would fit" if lacking_bytes <= 0 else f"would still lack {lacking_bytes / GIB:.2f} GiB"
 
 
 def _beyond_memory(problem: Problem, request: SearchRequest, near: Near) -> Diagnosis:

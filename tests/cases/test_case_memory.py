@@ -232,7 +232,7 @@ ROWS = {
 def test_step_times_at_32k_keep_their_ratios():
     """https://github.com/deepspeedai/DeepSpeed/issues/5305: times relative to the ZeRO-2 row, each within 15 %.
 
-    The absolute times lie above the devices' peak for the batch that is stated, so only ratios can be held to.
+    The times themselves cannot be those of the batch that is stated (see the next test): only ratios can be held to.
     """
     prices = seven_billion("fp32")
     found = {name: estimate(grid_layout(prices, grid), prices).step_s for name, (grid, _, _) in ROWS.items()}
@@ -241,6 +241,26 @@ def test_step_times_at_32k_keep_their_ratios():
         assert found[name] / found["zero-2"] == pytest.approx(ratio, rel=0.15), name
     slowest = sorted(found, key=found.__getitem__)
     assert slowest[2:] == ["tp 4", "zero-3, recompute", "zero-2, recompute", "tp 4, recompute"]
+
+
+def test_reported_steps_at_32k_ask_for_more_than_the_devices_peak():
+    """https://github.com/deepspeedai/DeepSpeed/issues/5305: 16 samples in 10.0 to 16.1 s on 8 A100.
+
+    Forward and backward take 6 FLOP a weight and token, and causal scores of s tokens take 6 s^2 x width a layer and
+    sample: 3.4e16 FLOP for 16 samples, 13.8 s at the 312 TFLOP/s each device has at most. All six rows, of which three
+    run every layer's forward pass once more, are below what their work takes at that peak.
+    """
+    prices = seven_billion("fp32")
+    tokens, width, layers, vocab = 32768, 4096, 32, 50304
+    weights = layers * 12 * width**2 + vocab * width
+    flop = 6 * tokens * weights + layers * 6 * tokens**2 * width
+    assert prices.model_flop() == pytest.approx(flop, rel=0.001)
+    at_peak_s = 16 * flop / (8 * 312e12)
+    assert at_peak_s == pytest.approx(13.8, abs=0.05)
+    for name, (grid, _, reported_ms) in ROWS.items():
+        forward_again = 4 / 3 if grid.recompute == "full" else 1.0
+        assert reported_ms / 1000 < at_peak_s * forward_again, name
+        assert estimate(grid_layout(prices, grid), prices).step_s > at_peak_s * forward_again, name
 
 
 @pytest.mark.parametrize("name", ["zero-2", "tp 4, recompute"])

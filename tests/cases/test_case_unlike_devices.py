@@ -35,6 +35,7 @@ from hetplan.search.records import SearchRequest
 from hetplan.search.solve import search
 from hetplan.specs.calibration import Calibration, DeviceConstants
 from hetplan.specs.read_workload import resolve_precision
+from hetplan.specs.training import parse_rule, with_training
 
 PEOPLE = ("r3080", "r4090a", "r2080", "r4090b")
 
@@ -64,7 +65,17 @@ def test_a_full_7b_with_fp32_gradients_does_not_fit_two_boxes_of_gaming_cards():
     )
     assert states / GIB == pytest.approx(6.738e9 * 14 / GIB, rel=0.01)
     assert any("host memory" in remark for remark in found.remarks)
-    assert any("LoRA" in remark for remark in found.remarks)
+    assert any("LoRA" in remark and remark.endswith("would fit") for remark in found.remarks)
+
+
+def test_adapters_of_a_7b_fit_two_boxes_of_gaming_cards():
+    """https://github.com/NVIDIA/Megatron-LM/issues/1757: what the diagnosis offers is a plan."""
+    full = find_model("llama-7b")
+    model = with_training(full, {module.name: parse_rule("lora(16)") for module in full.modules})
+    prices = prices_of(two_boxes(), model, seq_len=2048, batch=64, precision="fp16", gradient_precision="fp32")
+    found = search(prices, SearchRequest(compare=False)).best
+    assert not check(found.layout, prices)
+    assert max(stage.memory.optimizer_bytes for stage in found.estimate.stages) < 0.5 * GIB
 
 
 def test_four_equal_cards_alone_do_not_hold_a_full_7b_and_the_diagnosis_says_so():
