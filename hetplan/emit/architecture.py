@@ -57,7 +57,7 @@ def architecture(model: Model, workload: Workload) -> dict[str, Value] | None:
     placed = positions(model)
     if placed is None:
         return None
-    return sizes | _mlp(model, first) | _norms(model, first) | _dropout(model, first) | placed | _ends(model)
+    return sizes | _mlp(model, first) | _norms(model, first) | _dropout(model, first) | placed | ends(model)
 
 
 def _is_plain(model: Model, layer: Layer, attention: Attention) -> bool:
@@ -128,7 +128,8 @@ def _number(model: Model, *keys: str) -> float | None:
     return next((float(v) for v in values if isinstance(v, int | float) and not isinstance(v, bool)), None)
 
 
-def _ends(model: Model) -> dict[str, Value]:
+def ends(model: Model) -> dict[str, Value]:
+    """Return the vocabulary, and whether embedding and head share their weights."""
     tables = [o for layer in model.chain for o in layer.operators if isinstance(o, Table)]
     heads = [o for layer in model.chain if layer.kind == "head" for o in layer.operators if isinstance(o, Linear)]
     sizes: dict[str, Value] = {}

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from itertools import groupby
 from typing import Any
 
-from hetplan.emit.architecture import architecture
+from hetplan.emit.architecture import architecture, ends
 from hetplan.emit.megatron import implementation, stage_decoders
 from hetplan.emit.ranks import agents_of, ranks_of
 from hetplan.emit.records import MASTER_PORT, Engine, Job, Rank
@@ -116,7 +116,8 @@ def _recompute(job: Job) -> dict[str, Any]:
 
 def _model(job: Job) -> dict[str, Any]:
     replica = job.layout.replicas[0]
-    sizes = architecture(job.model, job.workload) or {"num_layers": sum(stage_decoders(job.model, replica))}
+    unsaid = {"num_layers": sum(stage_decoders(job.model, replica)), **ends(job.model)}
+    sizes = architecture(job.model, job.workload) or unsaid
     known = {name: FILL_IN if str(value).startswith("$") else value for name, value in sizes.items()}
     known.pop("vocab_size", None)
     known |= implementation(job)

@@ -223,6 +223,14 @@ def test_flagscale_gets_a_mesh_a_stage_and_the_plain_checkpoint_format():
     ]
 
 
+def test_flagscale_is_told_of_an_untied_head_even_of_a_model_it_has_no_arguments_for():
+    layers = len(find_model("qwen2.5-vl-7b").chain)
+    plan = layout(replica(stage("a100", 0, 24, tp=4), stage("v100", 24, layers, tp=2, dp=2), microbatch=2))
+    model = yaml.safe_load(files(job(pair(), plan, "qwen2.5-vl-7b"), "flagscale")["train-hetero.yaml"])["model"]
+    assert "hidden_size" not in model
+    assert model["untie_embeddings_and_output_weights"] is True
+
+
 def test_flagscale_is_told_which_stages_recompute():
     plan = layout(replica(stage("a100", 0, 12, recompute="full"), stage("v100", 12, 18), num_microbatches=6))
     train = yaml.safe_load(files(job(pair(), plan), "flagscale")["train-hetero.yaml"])
