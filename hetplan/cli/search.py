@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -89,6 +90,17 @@ def search(
     replicas: Annotated[
         str | None, typer.Option("--replicas", metavar="LIST", help="Only these numbers of replicas.")
     ] = None,
+    batch_slack: Annotated[
+        float,
+        typer.Option(
+            "--batch-slack",
+            metavar="PERCENT",
+            min=0.0,
+            max=100.0,
+            help="The global batch may be up to so much larger where it then divides better (at most 8 batches are "
+            "searched and share the effort); whole steps are compared, the smaller batch at a tie.",
+        ),
+    ] = 0.0,
     equal_dp: Annotated[bool, typer.Option("--equal-dp", help="Equal dp in all stages of a replica.")] = False,
     max_shapes: Annotated[
         int | None, typer.Option("--max-shapes", metavar="K", min=1, help="Most different replica shapes.")
@@ -171,7 +183,7 @@ def search(
         top=top,
         compare=not no_compare,
     )
-    result = _found(job, request, quiet=quiet)
+    result = _found(job, request, batch_slack, quiet=quiet)
     _answer(job, result, out, as_json=as_json, full=verbose)
 
 
@@ -198,13 +210,14 @@ def _time_budget_s(objective: str, within: float | None) -> float | None:
     return within
 
 
-def _found(job: Job, request: SearchRequest, *, quiet: bool) -> SearchResult:
+def _found(job: Job, request: SearchRequest, batch_slack: float, *, quiet: bool) -> SearchResult:
     """Return the search's answer; when it was interrupted, the best so far, marked so.
 
     Raises:
         InterruptedSearchError: interrupted before any plan was found.
     """
     from hetplan.cli.progress import ProgressLine
+    from hetplan.search.batch_slack import search_batches
     from hetplan.search.records import SearchResult
     from hetplan.search.solve import search as run_search
 
@@ -213,6 +226,8 @@ def _found(job: Job, request: SearchRequest, *, quiet: bool) -> SearchResult:
     prices = job.prices
     with ProgressLine(request.objective, quiet=quiet) as progress:
         try:
+            if batch_slack:
+                return search_batches(prices, request, batch_slack / 100, progress)
             return run_search(prices, request, progress)
         except InterruptedSearchError as error:
             if not isinstance(error.result, SearchResult):
@@ -233,6 +248,8 @@ def _answer(job: Job, result: SearchResult, out: Path | None, *, as_json: bool, 
     from hetplan.report.documents import search_document
     from hetplan.report.searches import search_text
 
+    if result.batches:
+        job = replace(job, workload=replace(job.workload, global_batch=result.best.layout.num_samples))
     plan = plan_of(job, result.best.layout, result.best.estimate, result.proof)
     if out is not None:
         write_whole(out, plan_text(plan))

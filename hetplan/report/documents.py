@@ -78,6 +78,12 @@ def search_document(result: SearchResult, plan: Mapping[str, Any]) -> Document:
         ],
         "dropped": dict(result.dropped),
     }
+    if result.batches:
+        document["global_batch"] = {
+            "asked": result.batches[0],
+            "plan": result.best.layout.num_samples,
+            "searched": sorted(result.batches),
+        }
     return document
 
 

@@ -112,6 +112,9 @@ def _folded(stages: Sequence[str]) -> str:
 
 def _notes(result: SearchResult, *, full: bool) -> list[str]:
     notes = []
+    if result.batches and result.best.layout.num_samples > result.batches[0]:
+        asked, taken = result.batches[0], result.best.layout.num_samples
+        notes.append(f"the step takes {taken:,} samples, {percent(taken / asked - 1)} more than {asked:,} as asked")
     if result.proof.status == "limit":
         notes.append("the time limit cut the search short: another run may end elsewhere")
     notes.append(f"space searched: {result.space}; {format_seconds(result.search_s)}, effort {result.proof.effort:.3g}")

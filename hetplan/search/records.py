@@ -78,3 +78,5 @@ class SearchResult:
     space: str
     """The set of plans the bound speaks of, in words."""
     search_s: float
+    batches: tuple[int, ...] = ()
+    """Global batches searched where larger ones were allowed, the one asked for first."""

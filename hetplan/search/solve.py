@@ -24,6 +24,7 @@ from hetplan.search.exhaustive_space import microbatch_sizes
 from hetplan.search.floors import value_floor
 from hetplan.search.infeasible import diagnose, diagnosis_text
 from hetplan.search.lightest import fits
+from hetplan.search.one_stage import price_one_stage
 from hetplan.search.patterned import PatternSearch
 from hetplan.search.patterns import MAX_BLOCKS
 from hetplan.search.problem import build_problem
@@ -89,6 +90,7 @@ def _explore(book: Book) -> tuple[str, bool]:
     devices = sum(problem.devices_g)
     if asks_for_equal_shares(book.request):
         bound = price_equal_shares(book)
+        price_one_stage(book)
         if book.best is None:
             price_grids(book, equal_cuts=False)
         book.raise_bound(bound)
