@@ -22,6 +22,7 @@ from itertools import pairwise
 
 from hetplan.costs.prices import Prices
 from hetplan.costs.records import Holders, ShardDegrees, StageOption, SyncCost
+from hetplan.plan.norm import norm_s
 from hetplan.plan.placement import NodeShare
 from hetplan.plan.records import Layout
 from hetplan.plan.stages import (
@@ -192,21 +193,8 @@ def ending(layout: Layout, prices: Prices, options: Sequence[Sequence[StageOptio
         ties=tuple(_ties(layout, prices)),
         optimizer_s=_optimizers(layout, prices, options, sharing.degrees),
         overlap=prices.calibration.overlap.gradients,
-        norm_s=_norm_s(layout, prices),
+        norm_s=norm_s(layout, prices),
     )
-
-
-def _norm_s(layout: Layout, prices: Prices) -> float:
-    """Return the latency of an all-reduce of a number over all ranks of a layout, which fill nodes one by one."""
-    ranks: dict[str, int] = {}
-    for replica in layout.replicas:
-        for stage in replica.stages[: replica.pp]:
-            ranks[stage.group] = ranks.get(stage.group, 0) + replica.copies * stage.mesh_size
-    holders = []
-    for name, num_ranks in ranks.items():
-        a_node = min(num_ranks, prices.cluster.group(name).devices_per_node)
-        holders.append(Holders(group=name, num_ranks=num_ranks, ranks_per_node=a_node, tp=1))
-    return prices.norm_s(holders)
 
 
 def _member(
