@@ -58,7 +58,9 @@ def test_no_larger_batch_within_the_slack_is_the_plain_search() -> None:
 
 
 def test_many_batches_are_capped_and_said_to_be() -> None:
-    found = search_batches(prices_of(64), replace(REQUEST, limits=replace(REQUEST.limits, microbatch=(1, 3, 7, 11))), 1.0)
+    found = search_batches(
+        prices_of(64), replace(REQUEST, limits=replace(REQUEST.limits, microbatch=(1, 3, 7, 11))), 1.0
+    )
     assert len(found.batches) == MOST_BATCHES
     assert f"the {MOST_BATCHES} that open most, of " in found.space
     assert found.proof.effort <= REQUEST.effort
