@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import stat
 import sys
 import tempfile
@@ -14,6 +15,9 @@ from typing import Any
 
 from hetplan.errors import HetplanError, UsageError
 from hetplan.units import escape
+
+_KIND = re.compile(r"^hetplan: *([a-z-]+)/", re.MULTILINE)
+"""The line by which a document says what it is."""
 
 
 def show(text: str) -> None:
@@ -122,12 +126,15 @@ def _reason(error: Exception) -> str:
 def write_whole(path: Path, text: str) -> None:
     """Write a file whole or not at all: to a file beside it, then renamed.
 
-    A device such as `/dev/stdout`, which cannot be replaced, is written to directly.
+    A device such as `/dev/stdout`, which cannot be replaced, is written to directly. A spec or plan is replaced by one
+    of its kind only: naming an input as the output loses nothing.
 
     Raises:
-        UsageError: the file cannot be written.
+        UsageError: the file cannot be written, or is another kind of document.
     """
     mode, target = _mode_of(path), _target(path)
+    if mode is not None and stat.S_ISREG(mode):
+        _keep_other_kinds(path, text)
     try:
         if mode is not None and not stat.S_ISREG(mode):
             path.write_text(text, encoding="utf-8")
@@ -145,6 +152,18 @@ def write_whole(path: Path, text: str) -> None:
     finally:
         with suppress(FileNotFoundError):
             os.unlink(beside)
+
+
+def _keep_other_kinds(path: Path, text: str) -> None:
+    """Refuse to replace a document that says its kind by a text of another."""
+    try:
+        with path.open("rb") as file:
+            before = _KIND.search(file.read(65536).decode("utf-8", "replace"))
+    except OSError:
+        return
+    now = _KIND.search(text, 0, 65536)
+    if before is not None and (now is None or now[1] != before[1]):
+        raise UsageError(f"cannot write {path}: it is a {before[1]} file, which this would destroy; give another name")
 
 
 def _mode(path: Path) -> int:

@@ -222,6 +222,7 @@ def grid_score_s(problem: Problem, tables: Tables, grid: Grid, rows: Rows) -> fl
     except KeyError:
         return float("inf")
     work = float(tables.weight_l.sum())
-    tau = work / sum(1 / u for u in unit) if all(unit) else 0.0
+    rate = sum(1 / u for u in unit) if min(unit) > 0 else float("inf")
+    tau = work / rate if rate > 0 else float("inf")
     count = problem.batch // (grid.microbatch * grid.replicas)
     return float(tau * (grid.pp + count - 1))

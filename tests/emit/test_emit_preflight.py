@@ -24,6 +24,7 @@ def free_port():
 def preflight(folder):
     """Start the preflight of every node on this machine; return exit codes and all they said."""
     site = {f"SOCKET_IFNAME_{name}": "lo" for name in "ABC"} | {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    site |= {"DATA_PATH": "/dev/null", "TRAIN_STEPS": "1"}
     environment = os.environ | site | {"HETPLAN_DEVICE": "cpu", "OMP_NUM_THREADS": "1", "PREFLIGHT_TIMEOUT_S": "60"}
     started = [
         subprocess.Popen(

@@ -177,7 +177,13 @@ def test_a_token_outside_the_vocabulary_is_the_users_error(text: Path) -> None:
 
 
 def test_a_file_that_changes_while_it_is_read_ends_the_job(text: Path) -> None:
-    change = at_step(1, lambda: text.write_bytes(b"0" * 5000))
+    longer = text.read_bytes() + b"0" * 5000
+
+    def grow() -> None:
+        with text.open("r+b") as file:
+            file.write(longer)
+
+    change = at_step(1, grow)
     with pytest.raises(RunError, match="text has changed since the run began"):
         run_here(job(text, MIXED, 10_000), change)
 
