@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from hetplan.cli.modules import module_verdict
-from hetplan.cli.options import JsonFlag
+from hetplan.cli.options import JsonFlag, refuse_given
 from hetplan.errors import CheckFailedError, HetplanError, SpecError, UsageError
 
 if TYPE_CHECKING:
@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MOST_PRICES = 8
 """Cost models kept for the next plan; plans of one job share one."""
+OF_SEARCH = frozenset({"margin", "effort"})
+"""Options that say how to search again."""
 
 
 @dataclass(slots=True, kw_only=True)  # mutable: remembers cost models and what could not be read
@@ -112,6 +114,7 @@ class Checker:
 
 
 def check(
+    context: typer.Context,
     plans: Annotated[list[str], typer.Argument(metavar="PLAN...", help="Saved plans.", show_default=False)],
     cluster: Annotated[
         str | None, typer.Option("--cluster", metavar="FILE", help="Check against this cluster instead.")
@@ -147,6 +150,8 @@ def check(
 
     if as_json and annotations:
         raise UsageError("--json and --annotations both go to stdout: ask for one of them")
+    if not search:
+        refuse_given(context, context.params.keys() - OF_SEARCH, "needs --search")
     require_writable(junit)
     checker = Checker(
         tolerances=Tolerances(time=time_tolerance, memory=memory_tolerance),

@@ -23,6 +23,7 @@ from hetplan.cli.options import (
     SeqLen,
     Verbose,
     WorkloadFile,
+    refuse_given,
 )
 from hetplan.cli.search_volumes import search_traffic, states_volumes
 from hetplan.errors import InterruptedSearchError, UsageError
@@ -32,6 +33,11 @@ if TYPE_CHECKING:
 
     from hetplan.cli.inputs import Job, WorkloadWords
     from hetplan.search.records import SearchRequest, SearchResult
+
+OF_DATA = frozenset({"balanced", "arrangement", "microbatches", "draws", "prices"})
+"""Options that mean something only with --data."""
+OF_BATCHES = frozenset({"batch_slack", "data"}) | OF_DATA
+"""Options that speak of samples, which a job of traffic alone has none of."""
 
 
 def search(
@@ -146,12 +152,14 @@ def search(
 
     require_writable(out)
     if states_volumes(model):
+        refuse_given(context, context.params.keys() - OF_BATCHES, "has no effect on a job of traffic alone")
         search_traffic((cluster, model), calibration, out, effort, as_json=as_json)
         return
     words = _workload_words(context.params)
     if data is not None:
         search_with_data(context, words)
         return
+    refuse_given(context, context.params.keys() - OF_DATA, "needs --data")
     job = load_job(cluster, model, words, calibration, is_used=lambda name: name not in (exclude or ()))
     job = for_engine(job, engine)
     space = LimitWords(

@@ -10,6 +10,8 @@ hold, one stage a row of the layout. The rules, each in the function named:
 - buckets that share a mesh, or a line that all traffic shares, go one after the other in the order they are ready;
   others side by side (`_Lines`);
 - a tied embedding and head on different stages add up their tables after both buckets are through (`_tie`);
+- no weight changes before the gradients' norm has gone around all ranks (see `norm`); that a mesh that is early waits
+  for the last gradients is left out;
 - each stage then updates its weights, and where these are shared out every bucket gathers them (`finish_step`);
 - with sharded gradients all but the lowest layer's gradients went out during the backward pass (see `stages`).
 """
@@ -92,7 +94,7 @@ class Ending:
     overlap: float
     """Part of the last backward pass that may hide traffic."""
     norm_s: float = 0.0
-    """To sum up the gradient's norm over all ranks, without which no weight changes."""
+    """To sum up the gradient's norm over all ranks, before each update."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
