@@ -91,6 +91,8 @@ class StoreBeats:
         self._store, self._rank = store, rank
         self._count = self._changes = 0
         self._waits = False
+        self._over = threading.Event()
+        self._thread: threading.Thread | None = None
 
     def report(self, waits: bool) -> None:  # noqa: FBT001 - the one thing it says
         """Note that the rank begins to wait or to work."""
@@ -98,19 +100,26 @@ class StoreBeats:
         self._waits = waits
 
     def start(self, lost: Callable[[], None]) -> None:
-        """Keep telling the store, in a thread; `lost` is called when the store is gone."""
+        """Keep telling the store, in a thread, until `stop`; `lost` is called when the store is gone."""
 
         def beat() -> None:
-            while True:
+            while not self._over.is_set():
                 self._count += 1
                 try:
                     self._store.set(f"hetplan/beat/{self._rank}", json.dumps([self._count, self._changes, self._waits]))
                 except RuntimeError:
                     lost()
                     return
-                time.sleep(4 * EVERY_S)
+                self._over.wait(4 * EVERY_S)
 
-        threading.Thread(target=beat, daemon=True).start()
+        self._thread = threading.Thread(target=beat, daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Tell no more: a process must not end while a thread of it still uses the store."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(STALE_S)
 
 
 def stored_signs(store: Any, world_size: int) -> list[Sign]:

@@ -248,6 +248,8 @@ def run_as_rank(job: Job, rank: int, tell: Tell) -> list[RankTrace]:
         dist.barrier()
     except (HetplanError, ArithmeticError, LookupError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise _told_once(failure_of(error, seat), job, store) from error
+    finally:
+        beats.stop()
     dist.destroy_process_group()
     return traces
 

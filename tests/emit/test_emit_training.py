@@ -92,6 +92,15 @@ def site(folder, **more):
     }
 
 
+def _heard(process):
+    """Return all a process says, and that it was ended where it did not end by itself."""
+    try:
+        return process.communicate(timeout=200)[0]
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        return process.communicate()[0] + f"{process.args} had not ended\n"
+
+
 def require_trained(said, out):
     """The run's own report names every step and a loss that fell."""
     losses = {int(step): float(loss) for step, loss in re.findall(r"^ +(\d+) +(\d+\.\d+) ", said, re.M)}
@@ -116,7 +125,7 @@ def test_two_three_three_processes_train_twenty_steps(place_to_work, capsys):
         )
         for node in NODES
     ]
-    said = "".join(process.communicate(timeout=300)[0] for process in started)
+    said = "".join(_heard(process) for process in started)
     assert [process.returncode for process in started] == [0, 0, 0], said
     require_trained(said, place_to_work / "out")
 
